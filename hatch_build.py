@@ -63,20 +63,41 @@ def compile_module(source: Path, module: Path) -> None:
     """Compile the module. Raises Unbuilt."""
     if os.environ.get("QMQ_PURE"):
         raise Unbuilt("QMQ_PURE is set")
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or sys.platform == "win32":
+    if (
+        sys.implementation.name != "cpython"
+        or sysconfig.get_config_var("Py_GIL_DISABLED")
+        or sys.platform == "win32"
+    ):
         raise Unbuilt("it is for CPython with its lock, on Linux and macOS")
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[:1]
-    shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared", "-s"]
-    command = [*compiler, *FLAGS, *shared, f"-I{sysconfig.get_path('include')}", str(source), "-o", str(module)]
+    shared = (
+        ["-bundle", "-undefined", "dynamic_lookup"]
+        if sys.platform == "darwin"
+        else ["-shared", "-s"]
+    )
+    command = [
+        *compiler,
+        *FLAGS,
+        *shared,
+        f"-I{sysconfig.get_path('include')}",
+        str(source),
+        "-o",
+        str(module),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as failure:
         raise Unbuilt(f"no C compiler: {failure}") from failure
     if done.returncode:
-        said = next((line for line in done.stderr.splitlines() if "error" in line), f"it ended with {done.returncode}")
+        said = next(
+            (line for line in done.stderr.splitlines() if "error" in line),
+            f"it ended with {done.returncode}",
+        )
         raise Unbuilt(f"{compiler[0]}: {said}")
 
 
 def platform() -> str:
     """The platform of the wheel's name."""
-    return os.environ.get("QMQ_WHEEL_PLATFORM") or sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    return os.environ.get("QMQ_WHEEL_PLATFORM") or sysconfig.get_platform().replace(
+        "-", "_"
+    ).replace(".", "_")

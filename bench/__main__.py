@@ -41,7 +41,9 @@ def every(scale: float) -> dict[str, Scenarios]:
             "1 KB, three replicas": lambda: costs.replicated(3, n(600_000), 1024),
         },
         "subjects": {"10,000 subjects": lambda: costs.subjects(10_000)},
-        "shards": {f"shards, {name}": scenario for name, scenario in shards.scenarios(scale).items()},
+        "shards": {
+            f"shards, {name}": scenario for name, scenario in shards.scenarios(scale).items()
+        },
         "cold": {"2 GiB that is on the disk only": lambda: waits.cold(n(2_000_000))},
         "backup": {"a backup of 2 GiB": lambda: waits.backup(int(2048 * scale))},
         "changes": {"changes of a route": lambda: waits.changes(max(int(30 * scale), 6))},
@@ -67,15 +69,24 @@ def main() -> None:
         return
     by_name = every(1)
     text = (__doc__ or "").format(scenarios=", ".join(by_name), programs=", ".join(PROGRAMS))
-    parser = argparse.ArgumentParser("scripts/bench", description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "scripts/bench", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="fewer or more messages")
     asked = parser.parse_args(words)
     if unknown := set(asked.names) - set(by_name):
-        parser.error(f"there is no scenario {', '.join(sorted(unknown))}, only {', '.join(by_name)}")
-    scenarios = {name: work for kind, some in every(asked.scale).items() if kind in (asked.names or by_name) for name, work in some.items()}
+        parser.error(
+            f"there is no scenario {', '.join(sorted(unknown))}, only {', '.join(by_name)}"
+        )
+    scenarios = {
+        name: work
+        for kind, some in every(asked.scale).items()
+        if kind in (asked.names or by_name)
+        for name, work in some.items()
+    }
     found = measure(scenarios, asked.runs)
     if asked.json:
         print(json.dumps(found, indent=1))

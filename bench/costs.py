@@ -10,7 +10,18 @@ import time
 from typing import Final
 
 import qmq
-from bench.processes import BATCH, SUBJECT, Figures, Node, ReplicaSet, cpu_s, fill, in_loop, resident_mib, together
+from bench.processes import (
+    BATCH,
+    SUBJECT,
+    Figures,
+    Node,
+    ReplicaSet,
+    cpu_s,
+    fill,
+    in_loop,
+    resident_mib,
+    together,
+)
 
 IDLE_S: Final = 5.0
 REST_S: Final = 10.0
@@ -47,11 +58,19 @@ def replicated(replicas: int, count: int, size: int) -> Figures:
         pids = [group.processes[name].pid for name in group.names]
         before_s = [cpu_s(pid) for pid in pids]
         took_s, client_s = together((produce, group.address, count, size))[0]
-        used_s = sorted((cpu_s(pid) - before for pid, before in zip(pids, before_s, strict=True)), reverse=True)
+        used_s = sorted(
+            (cpu_s(pid) - before for pid, before in zip(pids, before_s, strict=True)), reverse=True
+        )
     finally:
         group.stop()
-    found = {"acknowledged/s": count / took_s, "client, us": 1e6 * client_s / count, "master, us": 1e6 * used_s[0] / count}
-    return found | ({"each slave, us": 1e6 * statistics.mean(used_s[1:]) / count} if replicas > 1 else {})
+    found = {
+        "acknowledged/s": count / took_s,
+        "client, us": 1e6 * client_s / count,
+        "master, us": 1e6 * used_s[0] / count,
+    }
+    return found | (
+        {"each slave, us": 1e6 * statistics.mean(used_s[1:]) / count} if replicas > 1 else {}
+    )
 
 
 # --- subjects ------------------------------------------------------------------------------------------------------------
@@ -81,7 +100,12 @@ async def _make_subjects(node: Node, count: int) -> Figures:
     async with qmq.connect(node.address) as mq:
         begin = time.monotonic()
         for at in range(0, count, AT_ONCE):
-            await asyncio.gather(*[mq.send(f"subject-{number}", b"x") for number in range(at, min(at + AT_ONCE, count))])
+            await asyncio.gather(
+                *[
+                    mq.send(f"subject-{number}", b"x")
+                    for number in range(at, min(at + AT_ONCE, count))
+                ]
+            )
         made_s, begin = time.monotonic() - begin, time.monotonic()
         found = await mq.metadata.list_subjects()
         assert len(found) >= count, f"{len(found)} of {count} subjects are listed"
@@ -109,12 +133,34 @@ def micro_batches(count: int) -> Figures:
     try:
         with tempfile.TemporaryDirectory(prefix="qmq-spark-") as checkpoint:
             in_loop(fill, node.address, (count + 20) * ROWS, 100)
-            reader = spark.readStream.format("qmq").option("qmq.servers", node.address).option("subscribe", SUBJECT)
-            rows = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(ROWS)).load()
-            query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+            reader = (
+                spark.readStream.format("qmq")
+                .option("qmq.servers", node.address)
+                .option("subscribe", SUBJECT)
+            )
+            rows = (
+                reader.option("startingOffsets", "earliest")
+                .option("maxOffsetsPerTrigger", str(ROWS))
+                .load()
+            )
+            query = (
+                rows.writeStream.format("noop")
+                .option("checkpointLocation", checkpoint)
+                .trigger(availableNow=True)
+                .start()
+            )
             query.awaitTermination()
-            took_ms = [each["durationMs"] for each in query.recentProgress if each["numInputRows"]][10:]
+            took_ms = [each["durationMs"] for each in query.recentProgress if each["numInputRows"]][
+                10:
+            ]
     finally:
         node.stop()
-    names = {"trigger": "triggerExecution", "of which latestOffset": "latestOffset", "of which addBatch": "addBatch"}
-    return {f"{said}, ms": statistics.median(each.get(name, 0) for each in took_ms) for said, name in names.items()}
+    names = {
+        "trigger": "triggerExecution",
+        "of which latestOffset": "latestOffset",
+        "of which addBatch": "addBatch",
+    }
+    return {
+        f"{said}, ms": statistics.median(each.get(name, 0) for each in took_ms)
+        for said, name in names.items()
+    }

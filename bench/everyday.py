@@ -80,7 +80,9 @@ async def one_sender(mq: qmq.Client, count: int, size: int) -> Measured:
         before = time.perf_counter()
         await mq.send(SUBJECT, body)
         took_s.append(time.perf_counter() - before)
-    return watch.stop(p50_ms=statistics.median(took_s) * 1e3, p10_ms=statistics.quantiles(took_s, n=10)[0] * 1e3)
+    return watch.stop(
+        p50_ms=statistics.median(took_s) * 1e3, p10_ms=statistics.quantiles(took_s, n=10)[0] * 1e3
+    )
 
 
 async def many_senders(mq: qmq.Client, count: int, size: int) -> Measured:
@@ -291,7 +293,9 @@ async def clocked(mq: qmq.Client, count: int, _size: int) -> Measured:
             if len(took_ns) == count:
                 break
         found = sorted(took_ns[count // 20 :])
-        return watch.stop(p50_ms=found[len(found) // 2] / 1e6, p99_ms=found[len(found) * 99 // 100] / 1e6)
+        return watch.stop(
+            p50_ms=found[len(found) // 2] / 1e6, p99_ms=found[len(found) * 99 // 100] / 1e6
+        )
 
 
 async def ordered_messages(mq: qmq.Client, count: int, _size: int) -> Measured:
@@ -362,12 +366,31 @@ ROWS: Final = [
     Row("async for, a backlog", 1_200_000, each_message, before=fill),
     Row("three consumers of a group, a backlog", 1_800_000, a_share, before=fill, processes=3),
     Row("one consumer of a fifth of a core", 1_500_000, a_share, before=fill, core_part=0.2),
-    Row("three consumers, a fifth of a core each", 4_500_000, a_share, before=fill, processes=3, core_part=0.2),
+    Row(
+        "three consumers, a fifth of a core each",
+        4_500_000,
+        a_share,
+        before=fill,
+        processes=3,
+        core_part=0.2,
+    ),
     Row("await message.ack(), a backlog", 1_200_000, each_acked, before=fill),
     Row("await message.ack_sync(), a backlog", 3_000, each_acked_surely, before=fill),
     Row("listener, a backlog", 300_000, listening, before=fill),
-    Row("ordered, async for, end to end", 200_000, ordered_messages, beside=send_ordered, partitions=PARTITIONS),
-    Row("ordered, run(handler), end to end", 200_000, ordered_handler, beside=send_ordered, partitions=PARTITIONS),
+    Row(
+        "ordered, async for, end to end",
+        200_000,
+        ordered_messages,
+        beside=send_ordered,
+        partitions=PARTITIONS,
+    ),
+    Row(
+        "ordered, run(handler), end to end",
+        200_000,
+        ordered_handler,
+        beside=send_ordered,
+        partitions=PARTITIONS,
+    ),
     Row("bulk, message objects", 1_000_000, message_objects, beside=send_each),
     Row("bulk, columns", 1_500_000, columns, beside=send_each),
     Row("bulk, columns, send_many", 2_000_000, columns, beside=fill),
@@ -403,17 +426,32 @@ def measured(row: Row, count: int) -> Figures:
         if row.before is not None:
             together((row.before, node.address, count, row.size), entry=_in_process)
         before_s = cpu_s(node.pid)
-        jobs = [(row.work, node.address, count // row.processes if row.processes == 1 else count, row.size)] * row.processes
+        jobs = [
+            (
+                row.work,
+                node.address,
+                count // row.processes if row.processes == 1 else count,
+                row.size,
+            )
+        ] * row.processes
         if row.beside is not None:
             jobs.append((row.beside, node.address, count, row.size))
         found = together(*jobs, entry=_in_process, core_part=row.core_part)
         node_s = cpu_s(node.pid) - before_s
     finally:
         node.stop()
-    begin = max(each.begin for each in found[-1:]) if row.beside is not None else min(each.begin for each in found)
+    begin = (
+        max(each.begin for each in found[-1:])
+        if row.beside is not None
+        else min(each.begin for each in found)
+    )
     end = max(each.end for each in found[: row.processes])
     # Limited processes begin at different times, so their rates are added.
-    rate = sum(each.more["messages"] / (each.end - each.begin) for each in found) if row.core_part else count / (end - begin)
+    rate = (
+        sum(each.more["messages"] / (each.end - each.begin) for each in found)
+        if row.core_part
+        else count / (end - begin)
+    )
     figures = {
         "messages/s": rate,
         "client us": sum(each.cpu_s for each in found) / count * 1e6,
@@ -433,10 +471,28 @@ def _child(tree: Path, row: Row, scale: float) -> Figures:
     """Measure one row with the code of a checkout, but with this program, which is found first: in a folder that has nothing else."""
     with tempfile.TemporaryDirectory(prefix="qmq-bench-") as folder:
         Path(folder, "bench").symlink_to(HERE / "bench")
-        parts = (folder, tree, tree / "coordination", tree / "replication", tree / "ordering", tree / "spark")
+        parts = (
+            folder,
+            tree,
+            tree / "coordination",
+            tree / "replication",
+            tree / "ordering",
+            tree / "spark",
+        )
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, parts))}
-        command = [sys.executable, "-m", "bench", "everyday", "--one", row.name, "--scale", str(scale)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=folder)
+        command = [
+            sys.executable,
+            "-m",
+            "bench",
+            "everyday",
+            "--one",
+            row.name,
+            "--scale",
+            str(scale),
+        ]
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=folder
+        )
     found: Figures = json.loads(done.stdout)
     return found
 
@@ -451,7 +507,12 @@ def _compare(trees: list[Path], rows: list[Row], runs: int, scale: float) -> Non
         for figure in found[0][0]:
             medians = [statistics.median(each[figure] for each in mine) for mine in found]
             ratio = f"{medians[0] / medians[-1]:7.2f}" if len(trees) > 1 and medians[-1] else ""
-            print(f"{row.name:42} {figure:11}" + "".join(f"{each:14,.2f}" for each in medians) + ratio, flush=True)
+            print(
+                f"{row.name:42} {figure:11}"
+                + "".join(f"{each:14,.2f}" for each in medians)
+                + ratio,
+                flush=True,
+            )
 
 
 def _spin(processor: int) -> None:
@@ -466,7 +527,9 @@ def _spin(processor: int) -> None:
 def _awake() -> Iterator[None]:
     """Keep all processors awake: on a virtual machine, waking a processor takes longer than the broker's work for a message."""
     context = mp.get_context("spawn")
-    spinning = [context.Process(target=_spin, args=(each,), daemon=True) for each in os.sched_getaffinity(0)]
+    spinning = [
+        context.Process(target=_spin, args=(each,), daemon=True) for each in os.sched_getaffinity(0)
+    ]
     for each in spinning:
         each.start()
     try:
@@ -479,12 +542,24 @@ def _awake() -> Iterator[None]:
 
 def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("scripts/bench everyday", description=__doc__.splitlines()[0])
-    parser.add_argument("--against", type=Path, help="another checkout, measured alternately with this one")
-    parser.add_argument("--row", action="append", default=[], help="a part of a row's name; several may be given")
+    parser.add_argument(
+        "--against", type=Path, help="another checkout, measured alternately with this one"
+    )
+    parser.add_argument(
+        "--row", action="append", default=[], help="a part of a row's name; several may be given"
+    )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="the part of the usual number of messages")
-    parser.add_argument("--fast", action="store_true", help="run the clients by qmq.run in the place of asyncio.run")
-    parser.add_argument("--awake", action="store_true", help="keep the processors awake by processes of the lowest priority")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="the part of the usual number of messages"
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="run the clients by qmq.run in the place of asyncio.run"
+    )
+    parser.add_argument(
+        "--awake",
+        action="store_true",
+        help="keep the processors awake by processes of the lowest priority",
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args(words)
     if asked.fast:
@@ -495,4 +570,9 @@ def main(words: Sequence[str]) -> None:
         return
     rows = [row for row in ROWS if not asked.row or any(part in row.name for part in asked.row)]
     with _awake() if asked.awake else nullcontext():
-        _compare([HERE, *([asked.against.resolve()] if asked.against else [])], rows, asked.runs, asked.scale)
+        _compare(
+            [HERE, *([asked.against.resolve()] if asked.against else [])],
+            rows,
+            asked.runs,
+            asked.scale,
+        )

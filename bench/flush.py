@@ -44,7 +44,11 @@ SENDERS: Final = 256
 
 
 def main(words: Sequence[str]) -> None:
-    options = argparse.ArgumentParser("scripts/bench flush", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        "scripts/bench flush",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     options.add_argument("--modes", default="async,flushed,sync")
     options.add_argument("--delays-us", default="100,1000,5000", help="-1: the real disk.")
     options.add_argument("--replicas", default="1,3")
@@ -56,16 +60,25 @@ def main(words: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LD_PRELOAD"] = str(_compiled(Path(folder)))
         if given.tree is not None:
-            os.environ["PYTHONPATH"] = ":".join(str(given.tree / each) for each in ("", "replication", "coordination", "ordering"))
-            os.environ["PYTHONSAFEPATH"] = "1"  # with `-m` Python looks into the working folder first, which is this tree
-        print("| replicas | fdatasync ms | mode | one awaiting sender /s | p50 / p99 ms at 1,000/s | 256 senders /s |")
+            os.environ["PYTHONPATH"] = ":".join(
+                str(given.tree / each) for each in ("", "replication", "coordination", "ordering")
+            )
+            os.environ["PYTHONSAFEPATH"] = (
+                "1"  # with `-m` Python looks into the working folder first, which is this tree
+            )
+        print(
+            "| replicas | fdatasync ms | mode | one awaiting sender /s | p50 / p99 ms at 1,000/s | 256 senders /s |"
+        )
         print("|---|---|---|---|---|---|", flush=True)
         for count in map(int, given.replicas.split(",")):
             for delay_us in map(int, given.delays_us.split(",")):
                 os.environ["QMQ_BENCH_FDATASYNC_US"] = str(delay_us)
                 delay = f"{delay_us / 1000:g}" if delay_us >= 0 else "real"
                 for mode in given.modes.split(","):
-                    print(f"| {count} | {delay} | {mode} | {_measured(count, mode, given)} |", flush=True)
+                    print(
+                        f"| {count} | {delay} | {mode} | {_measured(count, mode, given)} |",
+                        flush=True,
+                    )
 
 
 def _compiled(folder: Path) -> Path:
@@ -81,7 +94,14 @@ def _measured(count: int, mode: str, given: Any) -> str:
         os.environ["QMQ_FLUSH_INTERVAL_MS"] = str(given.flush_interval_ms)
     group = ReplicaSet(count, *words)
     try:
-        return asyncio.run(_measure(group.address, "flushed" if mode == "flushed" else "quorum", given.seconds, given.rounds))
+        return asyncio.run(
+            _measure(
+                group.address,
+                "flushed" if mode == "flushed" else "quorum",
+                given.seconds,
+                given.rounds,
+            )
+        )
     finally:
         group.stop()
 

@@ -72,32 +72,53 @@ def python_send(address: str, count: int, size: int, at_once: int) -> dict[str, 
         TOPICS[size],
         f"{count},{size},{at_once}",
     ]
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     line = next(each for each in out.splitlines() if each.startswith("result "))
     return dict(json.loads(line.removeprefix("result ")))
 
 
 def run(scenario: Scenario, place: Place, count: int, number: int) -> dict[str, float]:
     """One run: messages a second, CPU time of a message by process, latency if it was measured."""
-    gateway_s, broker_s, client_s = cpu_s(place.gateway_pid), cpu_s(place.broker_pid), _clients_cpu_s()
+    gateway_s, broker_s, client_s = (
+        cpu_s(place.gateway_pid),
+        cpu_s(place.broker_pid),
+        _clients_cpu_s(),
+    )
     topic = TOPICS[scenario.bytes]
     few = count // 10 if scenario.at_once == 1 else count
     if scenario.kind == "java send":
-        found = Load(place.address, "send", topic, few, scenario.bytes, scenario.at_once, 0).result()
+        found = Load(
+            place.address, "send", topic, few, scenario.bytes, scenario.at_once, 0
+        ).result()
     elif scenario.kind == "python send":
         few = few // 4
         found = python_send(place.address, few, scenario.bytes, scenario.at_once)
     else:
         few = few * 2 if scenario.at_once == 1 else few
-        found = Load(place.address, "receive", topic, f"g-{number}-{scenario.at_once}", few, 4, scenario.at_once, ROOM_S).result()
+        found = Load(
+            place.address,
+            "receive",
+            topic,
+            f"g-{number}-{scenario.at_once}",
+            few,
+            4,
+            scenario.at_once,
+            ROOM_S,
+        ).result()
         few = found["received"]
     used = {
         "gateway": cpu_s(place.gateway_pid) - gateway_s,
         "broker": cpu_s(place.broker_pid) - broker_s,
         "client": _clients_cpu_s() - client_s,
     }
-    figures = {"a second": few / found["seconds"]} | {f"{name} µs": spent_s / few * 1e6 for name, spent_s in used.items()}
-    return figures | {f"{name} ms": found[f"{name}_us"] / 1000 for name in ("p50", "p99") if f"{name}_us" in found}
+    figures = {"a second": few / found["seconds"]} | {
+        f"{name} µs": spent_s / few * 1e6 for name, spent_s in used.items()
+    }
+    return figures | {
+        f"{name} ms": found[f"{name}_us"] / 1000 for name in ("p50", "p99") if f"{name}_us" in found
+    }
 
 
 def _clients_cpu_s() -> float:
@@ -127,13 +148,23 @@ def main(words: Sequence[str]) -> None:
             for number in range(chosen.runs):
                 for place in places if number % 2 == 0 else places[::-1]:
                     runs[place.name].append(run(scenario, place, chosen.count, number))
-            medians = {name: {key: statistics.median([each[key] for each in of]) for key in of[0]} for name, of in runs.items()}
+            medians = {
+                name: {key: statistics.median([each[key] for each in of]) for key in of[0]}
+                for name, of in runs.items()
+            }
             title = f"{scenario.kind}, {scenario.bytes} B, {scenario.at_once} at once"
             results[title] = medians
             print(title)
             for name, figures in medians.items():
-                print(f"    {name:9} " + ", ".join(f"{key} {value:,.1f}" for key, value in figures.items()), flush=True)
-            print(f"    ratio     {medians['QMQ']['a second'] / medians['RocketMQ']['a second']:.2f}", flush=True)
+                print(
+                    f"    {name:9} "
+                    + ", ".join(f"{key} {value:,.1f}" for key, value in figures.items()),
+                    flush=True,
+                )
+            print(
+                f"    ratio     {medians['QMQ']['a second'] / medians['RocketMQ']['a second']:.2f}",
+                flush=True,
+            )
         if chosen.json:
             print(json.dumps(results))
     finally:

@@ -30,8 +30,16 @@ sys.path.append(str(Path(__file__).resolve().parent / "peers"))
 from servers import Missing, Server, qmq, rabbitmq, redis
 
 SCHEMES: Final = {"QMQ": "qmq://{}", "Redis": "redis://{}/0", "RabbitMQ": "amqp://guest:guest@{}//"}
-SERVERS: Final[dict[str, Callable[[Path], Server]]] = {"QMQ": qmq, "Redis": redis, "RabbitMQ": rabbitmq}
-PLACES: Final = {"celery": ("QMQ", "Redis", "RabbitMQ"), "dramatiq": ("QMQ", "Redis"), "taskiq": ("QMQ",)}
+SERVERS: Final[dict[str, Callable[[Path], Server]]] = {
+    "QMQ": qmq,
+    "Redis": redis,
+    "RabbitMQ": rabbitmq,
+}
+PLACES: Final = {
+    "celery": ("QMQ", "Redis", "RabbitMQ"),
+    "dramatiq": ("QMQ", "Redis"),
+    "taskiq": ("QMQ",),
+}
 
 
 class Meter:
@@ -71,7 +79,11 @@ def celery(role: str, place: str, address: str, queue: str, count: int) -> None:
 
     assert qmq.integrations.kombu.Transport
     app, meter = Celery("bench", broker=SCHEMES[place].format(address)), Meter(count)
-    app.conf.update(task_ignore_result=True, worker_redirect_stdouts=False, broker_connection_retry_on_startup=True)
+    app.conf.update(
+        task_ignore_result=True,
+        worker_redirect_stdouts=False,
+        broker_connection_retry_on_startup=True,
+    )
 
     @app.task(name="nothing")
     def nothing(number: int) -> None:
@@ -141,13 +153,29 @@ def taskiq(role: str, _: str, address: str, queue: str, count: int) -> None:
 FRAMEWORKS: Final = {"celery": celery, "dramatiq": dramatiq, "taskiq": taskiq}
 
 
-def program(framework: str, role: str, place: str, address: str, queue: str, count: int) -> dict[str, float]:
+def program(
+    framework: str, role: str, place: str, address: str, queue: str, count: int
+) -> dict[str, float]:
     """Run a role in a separate process. Returns what the process measured."""
-    command = [sys.executable, "-m", "bench", "integrations", "--role", role, framework, place, address, queue, str(count)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench",
+        "integrations",
+        "--role",
+        role,
+        framework,
+        place,
+        address,
+        queue,
+        str(count),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        raise SystemExit(f"{framework} on {place}, {role}: {done.stdout[-1000:]}{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"{framework} on {place}, {role}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+        )
     return dict(json.loads(lines[-1]))
 
 
@@ -163,7 +191,9 @@ def turn(framework: str, place: str, server: Server, count: int) -> dict[str, fl
 
 def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        "scripts/bench integrations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "scripts/bench integrations",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--count", type=int, default=5_000)
     parser.add_argument("--runs", type=int, default=3)
@@ -181,7 +211,12 @@ def main(words: Sequence[str]) -> None:
                 servers[name] = start(Path())
             except Missing as why:
                 print(f"{name} is left out: {why}")
-        wanted = [(each, place) for each in options.only.split(",") for place in PLACES[each] if place in servers]
+        wanted = [
+            (each, place)
+            for each in options.only.split(",")
+            for place in PLACES[each]
+            if place in servers
+        ]
         found: dict[tuple[str, str], list[dict[str, float]]] = {each: [] for each in wanted}
         for _ in range(options.runs):
             for each in wanted:
@@ -189,11 +224,17 @@ def main(words: Sequence[str]) -> None:
     finally:
         for server in servers.values():
             server.stop()
-    print("| framework | on | sent a second | run a second | CPU of sending | CPU of running | CPU of the server |")
+    print(
+        "| framework | on | sent a second | run a second | CPU of sending | CPU of running | CPU of the server |"
+    )
     print("|---|---|---|---|---|---|---|")
     for (framework, place), runs in found.items():
         middle = {name: statistics.median(each[name] for each in runs) for name in runs[0]}
         rates = f"{middle['send per_s']:,.0f} | {middle['work per_s']:,.0f}"
-        cpus = " | ".join(f"{middle[name]:,.0f} µs" for name in ("send cpu_us", "work cpu_us", "server cpu_us"))
+        cpus = " | ".join(
+            f"{middle[name]:,.0f} µs" for name in ("send cpu_us", "work cpu_us", "server cpu_us")
+        )
         print(f"| {framework} | {place} | {rates} | {cpus} |")
-    print(f"{options.runs} runs of {options.count:,} tasks; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    print(
+        f"{options.runs} runs of {options.count:,} tasks; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+    )

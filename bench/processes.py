@@ -64,7 +64,9 @@ class Allowance:
 
     def may_run(self, now: float, used_s: float) -> bool:
         """Whether the process may run on, if it has used so much CPU time since its start."""
-        self.left_s = min(self.left_s + (now - self.now) * self.core_part, BURST_S) - (used_s - self.used_s)
+        self.left_s = min(self.left_s + (now - self.now) * self.core_part, BURST_S) - (
+            used_s - self.used_s
+        )
         self.now, self.used_s = now, used_s
         return self.left_s > 0
 
@@ -78,7 +80,12 @@ def limited(pids: Sequence[int], core_part: float) -> Iterator[None]:
         allowances = {pid: Allowance(core_part, time.monotonic(), cpu_s(pid)) for pid in pids}
         while not over.wait(TICK_S):
             for pid, allowance in allowances.items():
-                os.kill(pid, signal.SIGCONT if allowance.may_run(time.monotonic(), cpu_s(pid)) else signal.SIGSTOP)
+                os.kill(
+                    pid,
+                    signal.SIGCONT
+                    if allowance.may_run(time.monotonic(), cpu_s(pid))
+                    else signal.SIGSTOP,
+                )
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -100,7 +107,16 @@ class Node:
     def __init__(self, *options: str, data: Path | None = None) -> None:
         self.data = data or Path(tempfile.mkdtemp(prefix="qmq-bench-"))
         ports = ("--port", "0", "--data-port", "0", "--control-port", "0", "--console", "off")
-        command = [sys.executable, "-m", "qmq.cli", "dev", "--data", str(self.data), *ports, *options]
+        command = [
+            sys.executable,
+            "-m",
+            "qmq.cli",
+            "dev",
+            "--data",
+            str(self.data),
+            *ports,
+            *options,
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.pid = self.process.pid
         assert self.process.stdout is not None
@@ -120,7 +136,9 @@ class ReplicaSet:
     pauses, ready when made.
     """
 
-    def __init__(self, count: int, *options: str, groups: int = 1, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, count: int, *options: str, groups: int = 1, variables: Mapping[str, str] | None = None
+    ) -> None:
         """`options` are those of the brokers; `variables` are added to the environment of all servers."""
         # Not above: everyday.py runs this module with older checkouts, too, which have it elsewhere.
         from qmq_coordination.etcd.process import EtcdProcess, free_ports
@@ -128,13 +146,19 @@ class ReplicaSet:
         self.folder = Path(tempfile.mkdtemp(prefix="qmq-bench-"))
         self._options = options
         self._environment = {**os.environ, **(variables or {})}
-        self.groups = {group: [f"{group}{number}" for number in range(count)] for group in "ghijkl"[:groups]}
+        self.groups = {
+            group: [f"{group}{number}" for number in range(count)] for group in "ghijkl"[:groups]
+        }
         self.names = [name for names in self.groups.values() for name in names]
         count = len(self.names)
         ports = free_ports(2 * count + 1)
         self.address = f"127.0.0.1:{ports[-1]}"
-        self.control = {name: f"127.0.0.1:{ports[2 * at + 1]}" for at, name in enumerate(self.names)}
-        self._ports = {name: (ports[2 * at], ports[2 * at + 1]) for at, name in enumerate(self.names)}
+        self.control = {
+            name: f"127.0.0.1:{ports[2 * at + 1]}" for at, name in enumerate(self.names)
+        }
+        self._ports = {
+            name: (ports[2 * at], ports[2 * at + 1]) for at, name in enumerate(self.names)
+        }
         self.etcd = EtcdProcess(self.folder / "etcd")
         self.etcd.start()
         self.processes: dict[str, subprocess.Popen[str]] = {}
@@ -145,14 +169,25 @@ class ReplicaSet:
     def start(self, name: str) -> None:
         """Start a replica, and wait until it is ready."""
         data, control = self._ports[name]
-        place = ("--group", name[0], "--replica", name, "--replicas", ",".join(self.groups[name[0]]), "--data", str(self.folder / name))
+        place = (
+            "--group",
+            name[0],
+            "--replica",
+            name,
+            "--replicas",
+            ",".join(self.groups[name[0]]),
+            "--data",
+            str(self.folder / name),
+        )
         ports = ("--data-port", str(data), "--control-port", str(control))
         self.processes[name] = self._run("broker", *place, *ports, *self._options)
 
     def _run(self, *words: str) -> subprocess.Popen[str]:
         endpoint = self.etcd.endpoint.removeprefix("http://")
         command = [sys.executable, "-m", "qmq.cli", *words, "--etcd", endpoint]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=self._environment
+        )
         assert process.stdout is not None
         if "is ready" not in process.stdout.readline():
             raise SystemExit(f"{words[0]} did not start")
@@ -207,7 +242,10 @@ def _guarded(entry: Callable[..., None], results: Any, *words: Any) -> None:
 
 
 def together(
-    *jobs: tuple[Any, ...], entry: Callable[..., None] = in_process, core_part: float = 0, limited_jobs: int | None = None
+    *jobs: tuple[Any, ...],
+    entry: Callable[..., None] = in_process,
+    core_part: float = 0,
+    limited_jobs: int | None = None,
 ) -> list[Any]:
     """Run jobs, each in its own process, which begins with `entry`. If `core_part` is above 0, the first `limited_jobs` of them (None: all)
     may use only this part of a core.
@@ -216,10 +254,17 @@ def together(
     """
     context = mp.get_context("spawn")
     queues = [context.Queue() for _ in jobs]
-    children = [context.Process(target=_guarded, args=(entry, queue, *job)) for queue, job in zip(queues, jobs, strict=True)]
+    children = [
+        context.Process(target=_guarded, args=(entry, queue, *job))
+        for queue, job in zip(queues, jobs, strict=True)
+    ]
     for child in children:
         child.start()
-    with limited([child.pid for child in children[:limited_jobs] if child.pid], core_part) if core_part else nullcontext():
+    with (
+        limited([child.pid for child in children[:limited_jobs] if child.pid], core_part)
+        if core_part
+        else nullcontext()
+    ):
         found = [queue.get(timeout=300) for queue in queues]
     for each in found:
         if isinstance(each, _Failed):

@@ -32,7 +32,11 @@ RULES: Final = 200
 
 
 def main(words: Sequence[str]) -> None:
-    options = argparse.ArgumentParser("scripts/bench security", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        "scripts/bench security",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--messages", type=int, default=200_000)
     options.add_argument("--forms", default=",".join(FORMS), help="some of them, in this order")
@@ -43,11 +47,15 @@ def main(words: Sequence[str]) -> None:
 
 async def _measure(folder: Path, rounds: int, messages: int, forms: Sequence[str]) -> None:
     create_authority(folder)
-    papers = {name: qmq.Tls(folder / "ca.pem", *issue(folder, name, kind, hosts)[:2]) for name, kind, hosts in _NAMES}
+    papers = {
+        name: qmq.Tls(folder / "ca.pem", *issue(folder, name, kind, hosts)[:2])
+        for name, kind, hosts in _NAMES
+    }
     found: dict[tuple[str, str], list[float]] = {}
     async with AsyncExitStack() as stack:
         nodes = {
-            is_plain: await stack.enter_async_context(_node(papers, is_plain=is_plain)) for is_plain in {form == "plain" for form in forms}
+            is_plain: await stack.enter_async_context(_node(papers, is_plain=is_plain))
+            for is_plain in {form == "plain" for form in forms}
         }
         for number in range(rounds + 1):
             for form in (*forms[number % len(forms) :], *forms[: number % len(forms)]):
@@ -62,11 +70,20 @@ async def _measure(folder: Path, rounds: int, messages: int, forms: Sequence[str
 
 def _print(found: dict[tuple[str, str], list[float]], forms: Sequence[str]) -> None:
     pairs = [(one, other) for other, one in pairwise(forms)]
-    print("| | " + " | ".join(forms) + " | " + " | ".join(f"{one} / {other}" for one, other in pairs) + " |")
+    print(
+        "| | "
+        + " | ".join(forms)
+        + " | "
+        + " | ".join(f"{one} / {other}" for one, other in pairs)
+        + " |"
+    )
     print("|---" * (len(forms) + len(pairs) + 1) + "|")
     for name in dict.fromkeys(name for name, _ in found):
         values = [median(found[name, form]) for form in forms]
-        ratios = [f"{median(map(truediv, found[name, one], found[name, other])):.2f}" for one, other in pairs]
+        ratios = [
+            f"{median(map(truediv, found[name, one], found[name, other])):.2f}"
+            for one, other in pairs
+        ]
         cells = [f"{each:,.3g}" if each < 1000 else f"{each:,.0f}" for each in values] + ratios
         print(f"| {name} | " + " | ".join(cells) + " |")
 
@@ -94,7 +111,11 @@ class MeasuredNode(NamedTuple):
 @asynccontextmanager
 async def _node(papers: dict[str, qmq.Tls], *, is_plain: bool) -> AsyncIterator[MeasuredNode]:
     own = papers["node"]
-    words = () if is_plain else ("--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key))
+    words = (
+        ()
+        if is_plain
+        else ("--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key))
+    )
     node = await asyncio.to_thread(Node, "--no-delay", *words)
     try:
         async with qmq.connect(node.address, tls=None if is_plain else papers["bench"]) as mq:
@@ -102,7 +123,9 @@ async def _node(papers: dict[str, qmq.Tls], *, is_plain: bool) -> AsyncIterator[
                 for kind in ("cluster", "subject", "group"):
                     await mq.access.put_rule("op:bench", [], kind)
                 for number in range(RULES):
-                    await mq.access.put_rule(f"app:a{number}", ["produce"], "subject", f"s{number}.*")
+                    await mq.access.put_rule(
+                        f"app:a{number}", ["produce"], "subject", f"s{number}.*"
+                    )
             yield MeasuredNode(mq, node.pid)
     finally:
         await asyncio.to_thread(node.stop)
@@ -117,14 +140,18 @@ async def _round(node: MeasuredNode, messages: int, name: str) -> Figures:
         for _ in range(count):
             await mq.send_many(subject, bodies)
         found[f"send {size} B, /s"] = count * BATCH / (time.perf_counter() - begin)
-        found[f"send {size} B, the node's CPU time, ns a message"] = (node.cpu_s - used_s) * 1e6 / count
+        found[f"send {size} B, the node's CPU time, ns a message"] = (
+            (node.cpu_s - used_s) * 1e6 / count
+        )
         begin, used_s, left = time.perf_counter(), node.cpu_s, count * BATCH
         async for batch in mq.consumer(subject, group="g").batches():
             left -= len(batch)
             if left <= 0:
                 break
         found[f"consume {size} B, /s"] = count * BATCH / (time.perf_counter() - begin)
-        found[f"consume {size} B, the node's CPU time, ns a message"] = (node.cpu_s - used_s) * 1e6 / count
+        found[f"consume {size} B, the node's CPU time, ns a message"] = (
+            (node.cpu_s - used_s) * 1e6 / count
+        )
     used_s = node.cpu_s
     took: list[float] = []
     for _ in range(ALONE):

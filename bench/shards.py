@@ -66,8 +66,16 @@ ROWS: Final = [
 async def produce(address: str, row: Row, subject: str, count: int) -> Measured:
     """Send `count` messages in bulk."""
     async with qmq.connect(address) as mq:
-        producer: Any = mq.ordered_producer(subject) if row.partitions else mq.producer(subject, batch_messages=row.batch)
-        send = partial(producer.send_many, BODIES, KEYS) if row.partitions else partial(producer.send_many, BODIES)
+        producer: Any = (
+            mq.ordered_producer(subject)
+            if row.partitions
+            else mq.producer(subject, batch_messages=row.batch)
+        )
+        send = (
+            partial(producer.send_many, BODIES, KEYS)
+            if row.partitions
+            else partial(producer.send_many, BODIES)
+        )
         await producer.send(FIRST, key=b"first")
         await asyncio.sleep(0.3)
         watch = Watch()
@@ -98,22 +106,51 @@ class TwoNodes:
         self._etcd = EtcdProcess(self._folder / "etcd")
         self._etcd.start()
         names = "abc"[:replicas]
-        self._brokers = {shards: [self._broker(shards, name, names) for name in names] for shards in GROUPS}
+        self._brokers = {
+            shards: [self._broker(shards, name, names) for name in names] for shards in GROUPS
+        }
         self._meta = self._run("meta", "--port", "0")
         self.address = self._line(self._meta).split("ready at ")[1].split()[0]
         for shards, brokers in self._brokers.items():
             for broker in brokers:
-                for _ in range(shards if shards == 1 else shards + 1):  # a line of each shard, and one of their supervisor
+                for _ in range(
+                    shards if shards == 1 else shards + 1
+                ):  # a line of each shard, and one of their supervisor
                     self._line(broker)
         in_loop(_wait_for_masters, self.address)
 
     def _broker(self, shards: int, replica: str, replicas: str) -> subprocess.Popen[str]:
         group = GROUPS[shards][0].partition(".")[0]
-        place = ("--group", group, "--replica", replica, "--replicas", ",".join(replicas), "--shards", str(shards))
-        return self._run("broker", *place, "--data", str(self._folder / group / replica), "--data-port", "0", "--control-port", "0")
+        place = (
+            "--group",
+            group,
+            "--replica",
+            replica,
+            "--replicas",
+            ",".join(replicas),
+            "--shards",
+            str(shards),
+        )
+        return self._run(
+            "broker",
+            *place,
+            "--data",
+            str(self._folder / group / replica),
+            "--data-port",
+            "0",
+            "--control-port",
+            "0",
+        )
 
     def _run(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "qmq.cli", *words, "--etcd", self._etcd.endpoint.removeprefix("http://")]
+        command = [
+            sys.executable,
+            "-m",
+            "qmq.cli",
+            *words,
+            "--etcd",
+            self._etcd.endpoint.removeprefix("http://"),
+        ]
         with self._errors.open("a") as errors:
             return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
 
@@ -131,7 +168,10 @@ class TwoNodes:
 
     def stop(self) -> None:
         """Stop all processes, and delete their data."""
-        for process in [self._meta, *(broker for brokers in self._brokers.values() for broker in brokers)]:
+        for process in [
+            self._meta,
+            *(broker for brokers in self._brokers.values() for broker in brokers),
+        ]:
             with process:  # closes its output
                 process.terminate()
         self._etcd.stop()
@@ -145,14 +185,18 @@ def _children(pid: int) -> list[int]:
 async def _wait_for_masters(address: str) -> None:
     wanted = {group for groups in GROUPS.values() for group in groups}
     async with qmq.connect(address) as mq, asyncio.timeout(60):
-        while {group.broker_group for group in (await mq.metadata.cluster()).groups if group.master} != wanted:
+        while {
+            group.broker_group for group in (await mq.metadata.cluster()).groups if group.master
+        } != wanted:
             await asyncio.sleep(0.1)
 
 
 async def _create(address: str, row: Row, subject: str, groups: Sequence[str]) -> None:
     order, places = (Order.STRICT, 1024) if row.partitions else (Order.NONE, 0)
     async with qmq.connect(address) as mq:
-        config = SubjectConfig(subject, order=order, logical_partitions=places, groups=tuple(groups))
+        config = SubjectConfig(
+            subject, order=order, logical_partitions=places, groups=tuple(groups)
+        )
         await mq.metadata.create_subject(config, partitions=row.partitions)
 
 
@@ -187,7 +231,11 @@ def compared(row: Row, count: int, order: Sequence[int]) -> Figures:
     load = os.getloadavg()[0]
     nodes = TwoNodes(row.replicas)
     try:
-        found = {(way, shards): _measured(nodes, shards, row, count, way) for way in ("limited", "whole") for shards in order}
+        found = {
+            (way, shards): _measured(nodes, shards, row, count, way)
+            for way in ("limited", "whole")
+            for shards in order
+        }
     finally:
         nodes.stop()
 
@@ -215,7 +263,15 @@ def compared(row: Row, count: int, order: Sequence[int]) -> Figures:
 
 def scenarios(scale: float) -> dict[str, Callable[[], Figures]]:
     """The rows by name. Runs alternate between the nodes' orders."""
-    return {row.name: partial(_run, row, max(int(row.count * scale) // BATCH * BATCH, 2 * BATCH), cycle([(1, 2), (2, 1)])) for row in ROWS}
+    return {
+        row.name: partial(
+            _run,
+            row,
+            max(int(row.count * scale) // BATCH * BATCH, 2 * BATCH),
+            cycle([(1, 2), (2, 1)]),
+        )
+        for row in ROWS
+    }
 
 
 def _run(row: Row, count: int, orders: Iterator[Sequence[int]]) -> Figures:

@@ -83,11 +83,16 @@ def cold(count: int) -> Figures:
     node = Node("--no-delay", data=node.data)
     try:
         figures = latencies("alone", together((pace, node.address))[0])
-        for group, name, part in (("g", "meanwhile", 0.0), ("limited", "beside a limited reader", READER_CORE_PART)):
+        for group, name, part in (
+            ("g", "meanwhile", 0.0),
+            ("limited", "beside a limited reader", READER_CORE_PART),
+        ):
             forget(node.data)
             jobs = (drain, node.address, count, group), (pace, node.address)
             took_s, waited_ms = together(*jobs, core_part=part, limited_jobs=1)
-            figures |= {f"read{', limited' if part else ''}, MiB/s": count * SIZE / took_s / MIB} | latencies(name, waited_ms)
+            figures |= {
+                f"read{', limited' if part else ''}, MiB/s": count * SIZE / took_s / MIB
+            } | latencies(name, waited_ms)
         return figures
     finally:
         node.stop()
@@ -139,7 +144,10 @@ def backup(mib: int) -> Figures:
                 time.sleep(SENDING_S / 2)  # its process has started by then
                 found |= _timed("create again", "create", where, *etcd)
                 found |= latencies("meanwhile", sending.result()[0])
-            found |= {"objects of the first, MB": first / 1e6, "more objects, MB": (_bytes(folder) - first) / 1e6}
+            found |= {
+                "objects of the first, MB": first / 1e6,
+                "more objects, MB": (_bytes(folder) - first) / 1e6,
+            }
         finally:
             group.stop()
         found |= _timed("verify", "verify", where)
@@ -147,7 +155,15 @@ def backup(mib: int) -> Figures:
         new.start()
         try:
             into = f"{group.names[0][0]}/{group.names[0]}={folder / 'new'}"
-            found |= _timed("restore", "restore", where, "--etcd", new.endpoint.removeprefix("http://"), "--into", into)
+            found |= _timed(
+                "restore",
+                "restore",
+                where,
+                "--etcd",
+                new.endpoint.removeprefix("http://"),
+                "--into",
+                into,
+            )
         finally:
             new.stop()
         return found
@@ -156,9 +172,13 @@ def backup(mib: int) -> Figures:
 def _timed(name: str, *words: str) -> Figures:
     """Wall time and CPU time of `qmq backup WORDS`."""
     begin, before = time.monotonic(), os.times()
-    subprocess.run([sys.executable, "-m", "qmq.cli", "backup", *words], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "qmq.cli", "backup", *words], stdout=subprocess.DEVNULL, check=True
+    )
     after = os.times()
-    used_s = after.children_user + after.children_system - before.children_user - before.children_system
+    used_s = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     return {f"{name}, s": time.monotonic() - begin, f"{name}, CPU time of the command, s": used_s}
 
 
@@ -182,7 +202,9 @@ def changes(count: int) -> Figures:
 async def _changing(address: str, count: int, groups: Sequence[str]) -> Figures:
     """The durations of refused writes and of consumers' pauses, in milliseconds."""
     async with qmq.connect(address) as mq:
-        config = SubjectConfig(SUBJECT, order=Order.STRICT, logical_partitions=1024, groups=tuple(groups))
+        config = SubjectConfig(
+            SUBJECT, order=Order.STRICT, logical_partitions=1024, groups=tuple(groups)
+        )
         await mq.metadata.create_subject(config, partitions=2)
         handled: list[float] = []
         is_over = False
@@ -207,7 +229,9 @@ async def _changing(address: str, count: int, groups: Sequence[str]) -> Figures:
         for number in range(count):
             route = (await mq.metadata.describe_route(SUBJECT)).route
             marks.append(time.monotonic())
-            change = (await mq.metadata.change_route(SUBJECT, **_operation(route, number, groups))).change
+            change = (
+                await mq.metadata.change_route(SUBJECT, **_operation(route, number, groups))
+            ).change
             refused_ms.append(change.times_ms["published"] - change.times_ms["prepared"])
             await asyncio.sleep(0.3)
         is_over = True
@@ -226,9 +250,17 @@ async def _changing(address: str, count: int, groups: Sequence[str]) -> Figures:
 def _operation(route: pb.OrderedRoute, number: int, groups: Sequence[str]) -> dict[str, Any]:
     parts = route.partitions
     if number % 3 == 0:
-        return {"split": pb.SplitOperation(partition=max(parts, key=lambda part: part.lps.end - part.lps.first).number)}
+        return {
+            "split": pb.SplitOperation(
+                partition=max(parts, key=lambda part: part.lps.end - part.lps.first).number
+            )
+        }
     if number % 3 == 1:
-        return {"move": pb.MoveOperation(partition=parts[0].number, broker_group=groups[number // 3 % len(groups)])}
+        return {
+            "move": pb.MoveOperation(
+                partition=parts[0].number, broker_group=groups[number // 3 % len(groups)]
+            )
+        }
     return {"merge": pb.MergeOperation(partitions=[parts[0].number, parts[1].number])}
 
 

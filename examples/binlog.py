@@ -68,7 +68,9 @@ class Source:
     def changes(self, count: int) -> Iterator[Change]:
         """The next changes, in the order in which they happen."""
         for begin in range(0, count, CHUNK):
-            for key in self._coin.choices(self._keys, cum_weights=self._weights, k=min(CHUNK, count - begin)):
+            for key in self._coin.choices(
+                self._keys, cum_weights=self._weights, k=min(CHUNK, count - begin)
+            ):
                 yield self._change(key)
 
     def _change(self, key: str) -> Change:
@@ -79,7 +81,11 @@ class Source:
         elif self._coin.random() < DELETES:
             after = None
         else:
-            after = [before[0], before[1] + self._coin.randint(-500, 500), f"change {self._serials[key]}"]
+            after = [
+                before[0],
+                before[1] + self._coin.randint(-500, 500),
+                f"change {self._serials[key]}",
+            ]
         self._serials[key] += 1
         if after is None:
             del self._rows[key]
@@ -138,13 +144,17 @@ class SqliteReplica:
         self._connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = OFF")
-        self._connection.execute("CREATE TABLE IF NOT EXISTS accounts (key TEXT PRIMARY KEY, serial INTEGER NOT NULL, row TEXT)")
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS accounts (key TEXT PRIMARY KEY, serial INTEGER NOT NULL, row TEXT)"
+        )
 
     def apply(self, change: Change) -> bool:
         """Apply a change. Returns whether it was new. Raises OutOfOrder."""
         if not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
-        found = self._connection.execute("SELECT serial, row FROM accounts WHERE key = ?", (change.key,)).fetchone()
+        found = self._connection.execute(
+            "SELECT serial, row FROM accounts WHERE key = ?", (change.key,)
+        ).fetchone()
         serial, row = found or (0, None)
         if change.serial <= serial:
             return False
@@ -174,9 +184,13 @@ class SqliteReplica:
 def check(change: Change, serial: int, row: Row | None) -> None:
     """Raises OutOfOrder unless the change is the next one of its key, and begins where the row is."""
     if change.serial != serial + 1:
-        raise OutOfOrder(f"change {change.serial} of {change.key} came when change {serial + 1} was to come")
+        raise OutOfOrder(
+            f"change {change.serial} of {change.key} came when change {serial + 1} was to come"
+        )
     if change.before != row:
-        raise OutOfOrder(f"change {change.serial} of {change.key} begins at {change.before}, but the row is {row}")
+        raise OutOfOrder(
+            f"change {change.serial} of {change.key} begins at {change.before}, but the row is {row}"
+        )
 
 
 def dump(rows: Iterable[tuple[str, Row]]) -> bytes:

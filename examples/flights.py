@@ -33,7 +33,9 @@ def pack(csv_text: str) -> bytes:
 
 def columns() -> list[list[str]]:
     """The table's columns; the first item of each is its name."""
-    return [column.split("\n") for column in lzma.decompress(DATA.read_bytes()).decode().split("\0")]
+    return [
+        column.split("\n") for column in lzma.decompress(DATA.read_bytes()).decode().split("\0")
+    ]
 
 
 def csv_text() -> str:

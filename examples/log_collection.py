@@ -91,7 +91,9 @@ class Collector:
     def __init__(self, mq: qmq.Client, folder: Path, result: Result) -> None:
         self._mq, self._folder, self._result = mq, folder, result
         self._checkpoint = folder / "checkpoint.json"
-        self._sent: dict[str, int] = json.loads(self._checkpoint.read_text()) if self._checkpoint.exists() else {}
+        self._sent: dict[str, int] = (
+            json.loads(self._checkpoint.read_text()) if self._checkpoint.exists() else {}
+        )
 
     async def collect(self) -> int:
         """Send every new whole line. Returns their number."""
@@ -164,15 +166,27 @@ async def collect(server: str, folder: Path, count: int, *, quiet: bool = False)
     """Write, collect, consume, compare."""
     result = Result()
     services = [Service(folder, name, count // len(SERVICES)) for name in SERVICES]
-    result.lines, result.errors = count // len(SERVICES) * len(SERVICES), sum(each.errors for each in services)
+    result.lines, result.errors = (
+        count // len(SERVICES) * len(SERVICES),
+        sum(each.errors for each in services),
+    )
     archive, alarms = Archive(result), set[tuple[str, str]]()
     boards: list[set[tuple[str, str]]] = [set(), set()]
     async with qmq.connect(server) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig(SUBJECT))
         tasks = [asyncio.create_task(archive.take(mq, f"archive-{number}")) for number in range(2)]
-        tasks.append(asyncio.create_task(_watch(mq.consumer(SUBJECT, "alarm", tags_any=["ERROR"]), alarms)))
+        tasks.append(
+            asyncio.create_task(_watch(mq.consumer(SUBJECT, "alarm", tags_any=["ERROR"]), alarms))
+        )
         tasks += [
-            asyncio.create_task(_watch(mq.consumer(SUBJECT, "dashboard", name=f"board-{at}", broadcast=True, start="earliest"), board))
+            asyncio.create_task(
+                _watch(
+                    mq.consumer(
+                        SUBJECT, "dashboard", name=f"board-{at}", broadcast=True, start="earliest"
+                    ),
+                    board,
+                )
+            )
             for at, board in enumerate(boards)
         ]
         with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
@@ -180,16 +194,23 @@ async def collect(server: str, folder: Path, count: int, *, quiet: bool = False)
             collector = Collector(mq, folder, result)
             is_writing, is_old = True, True
             while is_writing or await collector.collect():
-                is_writing = any([service.write(8_000 + 13 * at) for at, service in enumerate(services)])  # noqa: C419 - each of them writes
+                is_writing = any(
+                    [service.write(8_000 + 13 * at) for at, service in enumerate(services)]
+                )  # noqa: C419 - each of them writes
                 await collector.collect()
                 if is_old and result.sent > result.lines // 2:
-                    collector, is_old = Collector(mq, folder, result), False  # it knows only its checkpoint, which is older
+                    collector, is_old = (
+                        Collector(mq, folder, result),
+                        False,
+                    )  # it knows only its checkpoint, which is older
                 elif result.sent % 7:
                     collector.save()
                 bar.update(task, completed=result.archived)
             wanted = (result.lines, result.errors, result.lines, result.lines)
             until = time.monotonic() + PATIENCE_S
-            while (result.archived, len(alarms), *map(len, boards)) != wanted and not any(each.done() for each in tasks):
+            while (result.archived, len(alarms), *map(len, boards)) != wanted and not any(
+                each.done() for each in tasks
+            ):
                 if time.monotonic() > until:
                     break
                 await asyncio.sleep(0.02)
@@ -199,7 +220,10 @@ async def collect(server: str, folder: Path, count: int, *, quiet: bool = False)
         await asyncio.gather(*tasks, return_exceptions=True)
     archive.write(folder)
     result.alarms, result.dashboards = len(alarms), [len(board) for board in boards]
-    result.is_equal = all(lzma.decompress((folder / f"{each.name}.log.xz").read_bytes()) == each.path.read_bytes() for each in services)
+    result.is_equal = all(
+        lzma.decompress((folder / f"{each.name}.log.xz").read_bytes()) == each.path.read_bytes()
+        for each in services
+    )
     return result
 
 
@@ -207,7 +231,9 @@ async def _watch(consumer: qmq.Consumer, seen: set[tuple[str, str]]) -> None:
     """Record each line, until cancelled."""
     async with consumer:
         async for found in consumer.batches():
-            seen.update([(message.key or "", message.headers["offset"].decode()) for message in found])
+            seen.update(
+                [(message.key or "", message.headers["offset"].decode()) for message in found]
+            )
 
 
 async def run(chosen: argparse.Namespace) -> int:
@@ -223,14 +249,27 @@ async def run(chosen: argparse.Namespace) -> int:
         table.add_column()
         table.add_column(justify="right")
         for name, value in asdict(result).items():
-            table.add_row(name.replace("_", " "), str(value) if isinstance(value, list | bool) else f"{value:,}")
+            table.add_row(
+                name.replace("_", " "),
+                str(value) if isinstance(value, list | bool) else f"{value:,}",
+            )
         Console().print(table)
-    return 0 if result.is_equal and Counter(result.dashboards) == {result.lines: 2} and result.alarms == result.errors else 1
+    return (
+        0
+        if result.is_equal
+        and Counter(result.dashboards) == {result.lines: 2}
+        and result.alarms == result.errors
+        else 1
+    )
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--server", default="", help="a metaserver's address; without it, its own node")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--server", default="", help="a metaserver's address; without it, its own node"
+    )
     options.add_argument("--lines", type=int, default=30_000)
     options.add_argument("--json", action="store_true")
     return asyncio.run(run(options.parse_args()))

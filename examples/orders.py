@@ -88,7 +88,9 @@ class Shop:
     async def place(self, order: Order) -> None:
         """Commit the order; then its messages are sent."""
         async with self._mq.outbox(self._engine) as box:
-            box.connection.execute(text("INSERT INTO orders VALUES (:number, :cents)"), asdict(order))
+            box.connection.execute(
+                text("INSERT INTO orders VALUES (:number, :cents)"), asdict(order)
+            )
             self._say(box, order)
 
     async def place_and_die(self, order: Order) -> None:
@@ -112,43 +114,74 @@ def listen(mq: qmq.Client, engine: Engine) -> None:
     """Register the handlers. Each handler's writes are committed with the message's id, or not at all."""
     once = SqlDedup(engine)
 
-    @mq.listener("order.placed", group="billing", concurrency=4, idempotent=once, retry_delays=[timedelta(seconds=0.1)])
+    @mq.listener(
+        "order.placed",
+        group="billing",
+        concurrency=4,
+        idempotent=once,
+        retry_delays=[timedelta(seconds=0.1)],
+    )
     def charge(order: Order, context: qmq.Context) -> None:
         if order.is_refused:
             raise PermissionError(f"the bank refuses order {order.number}")
         if order.is_slow and context.attempt == 1:
             raise TimeoutError("the bank does not answer")
-        context.connection.execute(text("INSERT INTO payments VALUES (:number, :cents)"), asdict(order))
+        context.connection.execute(
+            text("INSERT INTO payments VALUES (:number, :cents)"), asdict(order)
+        )
         with context.mq.outbox(context.connection) as box:
             box.send("order.paid", context.message.body, key=str(order.number))
 
     @mq.listener("order.paid", group="shipping", concurrency=4, idempotent=once)
     def ship(order: Order, context: qmq.Context) -> None:
-        context.connection.execute(text("INSERT INTO parcels VALUES (:number)"), {"number": order.number})
+        context.connection.execute(
+            text("INSERT INTO parcels VALUES (:number)"), {"number": order.number}
+        )
 
     @mq.listener("order.unpaid", group="reminders", idempotent=once)
     def remind(order: Order, context: qmq.Context) -> None:
-        paid = context.connection.execute(text("SELECT 1 FROM payments WHERE number = :number"), {"number": order.number}).first()
+        paid = context.connection.execute(
+            text("SELECT 1 FROM payments WHERE number = :number"), {"number": order.number}
+        ).first()
         if paid is None:
-            context.connection.execute(text("INSERT INTO letters VALUES (:number)"), {"number": order.number})
+            context.connection.execute(
+                text("INSERT INTO letters VALUES (:number)"), {"number": order.number}
+            )
 
 
 def count(engine: Engine, dead: set[int]) -> Result:
     """Count the rows in the tables, and whether the numbers are right."""
     with engine.connect() as connection:
         found = {
-            name: [row[0] for row in connection.execute(text(f"SELECT number FROM {name} ORDER BY number"))]  # noqa: S608 - our own names
+            name: [
+                row[0]
+                for row in connection.execute(text(f"SELECT number FROM {name} ORDER BY number"))
+            ]  # noqa: S608 - our own names
             for name in ("orders", "payments", "parcels", "letters")
         }
         left = connection.execute(text("SELECT COUNT(*) FROM qmq_outbox")).scalar_one()
     orders = found["orders"]
     refused = [number for number in orders if Order(number, 0).is_refused]
     fine = [number for number in orders if number not in set(refused)]
-    is_right = found["payments"] == fine == found["parcels"] and found["letters"] == refused == sorted(dead) and not left
-    return Result(len(orders), len(found["payments"]), len(found["parcels"]), len(found["letters"]), len(dead), left, is_right)
+    is_right = (
+        found["payments"] == fine == found["parcels"]
+        and found["letters"] == refused == sorted(dead)
+        and not left
+    )
+    return Result(
+        len(orders),
+        len(found["payments"]),
+        len(found["parcels"]),
+        len(found["letters"]),
+        len(dead),
+        left,
+        is_right,
+    )
 
 
-async def trade(server: str, folder: Path, orders: int, remind_s: float, *, quiet: bool = False) -> Result:
+async def trade(
+    server: str, folder: Path, orders: int, remind_s: float, *, quiet: bool = False
+) -> Result:
     """Place the orders, and wait until every message is handled."""
     path = folder / "shop.sqlite"
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
@@ -169,8 +202,14 @@ async def trade(server: str, folder: Path, orders: int, remind_s: float, *, quie
                     await place(Order(number, 100 + number))
                     bar.update(task, completed=number)
                 until = time.monotonic() + PATIENCE_S + remind_s
-                while not (result := await asyncio.to_thread(count, engine, dead)).is_right and time.monotonic() < until:
-                    dead |= {json.loads(letter.body)["number"] for letter in await mq.dead_letters("billing").show(orders)}
+                while (
+                    not (result := await asyncio.to_thread(count, engine, dead)).is_right
+                    and time.monotonic() < until
+                ):
+                    dead |= {
+                        json.loads(letter.body)["number"]
+                        for letter in await mq.dead_letters("billing").show(orders)
+                    }
                     bar.update(task, description="waiting", completed=result.shipped)
                     await asyncio.sleep(0.1)
     engine.dispose()
@@ -179,7 +218,9 @@ async def trade(server: str, folder: Path, orders: int, remind_s: float, *, quie
 
 async def run(chosen: argparse.Namespace) -> int:
     """Run the whole example. Returns the exit status."""
-    logging.getLogger("qmq").setLevel(logging.CRITICAL)  # this example shows failing handlers, so their log is silenced
+    logging.getLogger("qmq").setLevel(
+        logging.CRITICAL
+    )  # this example shows failing handlers, so their log is silenced
     async with AsyncExitStack() as stack:
         server = chosen.server or await own_node(stack)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -197,10 +238,19 @@ async def run(chosen: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--server", default="", help="a metaserver's address; without it, its own node")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--server", default="", help="a metaserver's address; without it, its own node"
+    )
     options.add_argument("--orders", type=int, default=300)
-    options.add_argument("--remind", type=float, default=8.0, help="seconds after which unpaid orders are reminded of")
+    options.add_argument(
+        "--remind",
+        type=float,
+        default=8.0,
+        help="seconds after which unpaid orders are reminded of",
+    )
     options.add_argument("--json", action="store_true")
     return asyncio.run(run(options.parse_args()))
 

@@ -78,10 +78,14 @@ def plan(month: int, minutes: float, rows: int = 0) -> list[Reminder]:
     """The month's reminders, scaled to play within `minutes`. `rows` limits the number of flights."""
     table = {column[0]: column[1:] for column in flights.columns()}
     begin = datetime(2013, month, 1, tzinfo=NEW_YORK)
-    days = (begin.replace(year=2014, month=1) if month == 12 else begin.replace(month=month + 1)) - begin
+    days = (
+        begin.replace(year=2014, month=1) if month == 12 else begin.replace(month=month + 1)
+    ) - begin
     scale = days.total_seconds() / (minutes * 60)
     found: list[Reminder] = []
-    fields = zip(table["month"], table["day"], table["hour"], table["minute"], table["tailnum"], strict=True)
+    fields = zip(
+        table["month"], table["day"], table["hour"], table["minute"], table["tailnum"], strict=True
+    )
     for number, (of_month, day, hour, minute, aircraft) in enumerate(fields):
         if int(of_month) == month and (not rows or len(found) < rows):
             departure = datetime(2013, month, int(day), int(hour), int(minute), tzinfo=NEW_YORK)
@@ -98,7 +102,9 @@ async def send(mq: qmq.Client, reminders: Sequence[Reminder], begin_ms: int) -> 
             SUBJECT,
             [str(each.number).encode() for each in some],
             keys=[each.aircraft for each in some],
-            ats=[datetime.fromtimestamp((begin_ms + each.due_s * 1000) / 1000, UTC) for each in some],
+            ats=[
+                datetime.fromtimestamp((begin_ms + each.due_s * 1000) / 1000, UTC) for each in some
+            ],
         )
 
 
@@ -117,7 +123,9 @@ async def receive(mq: qmq.Client, count: int, until: float, bar: Progress) -> li
     return came
 
 
-def compare(reminders: Sequence[Reminder], begin_ms: int, came: Sequence[tuple[int, int]]) -> Result:
+def compare(
+    reminders: Sequence[Reminder], begin_ms: int, came: Sequence[tuple[int, int]]
+) -> Result:
     """Compare the received reminders with the plan. Pure."""
     counts = Counter(number for number, _ in came)
     stored = dict(came)
@@ -134,11 +142,15 @@ def compare(reminders: Sequence[Reminder], begin_ms: int, came: Sequence[tuple[i
             result.early.append(each.number)
         result.lateness_ms.append(late_ms)
     result.twice = [number for number, count in counts.items() if count > 1]
-    result.by_day = {day: (count, came_by_day[day]) for day, count in sorted(planned_by_day.items())}
+    result.by_day = {
+        day: (count, came_by_day[day]) for day, count in sorted(planned_by_day.items())
+    }
     return result
 
 
-async def play(server: str, reminders: Sequence[Reminder], minutes: float, *, quiet: bool = False) -> Result:
+async def play(
+    server: str, reminders: Sequence[Reminder], minutes: float, *, quiet: bool = False
+) -> Result:
     async with qmq.connect(server) as mq:
         begin_ms = int((time.time() + LEAD_S + len(reminders) / 50_000) * 1000)
         await send(mq, reminders, begin_ms)
@@ -150,7 +162,11 @@ async def play(server: str, reminders: Sequence[Reminder], minutes: float, *, qu
 def show(result: Result, minutes: float) -> None:
     """Print a table, and a bar for each day."""
     console = Console()
-    table = Table(title=f"flight reminders: a month in {minutes:g} minutes", title_justify="left", show_header=False)
+    table = Table(
+        title=f"flight reminders: a month in {minutes:g} minutes",
+        title_justify="left",
+        show_header=False,
+    )
     table.add_column()
     table.add_column(justify="right")
     for name, value in (
@@ -166,7 +182,10 @@ def show(result: Result, minutes: float) -> None:
     console.print(table)
     most = max((planned for planned, _ in result.by_day.values()), default=1)
     for day, (planned, came) in result.by_day.items():
-        console.print(f"{day:>3} {'█' * round(came / most * 50)}{'░' * round((planned - came) / most * 50)} {came:,}", highlight=False)
+        console.print(
+            f"{day:>3} {'█' * round(came / most * 50)}{'░' * round((planned - came) / most * 50)} {came:,}",
+            highlight=False,
+        )
 
 
 async def run(chosen: argparse.Namespace) -> int:
@@ -176,8 +195,17 @@ async def run(chosen: argparse.Namespace) -> int:
         server = chosen.server or await own_node(stack)
         result = await play(server, reminders, chosen.minutes, quiet=chosen.json)
     if chosen.json:
-        found = {"planned": result.planned, "came": result.came, "missing": len(result.missing), "twice": len(result.twice)}
-        found |= {"early": len(result.early), "late p50 ms": result.late(0.5), "late p99 ms": result.late(0.99)}
+        found = {
+            "planned": result.planned,
+            "came": result.came,
+            "missing": len(result.missing),
+            "twice": len(result.twice),
+        }
+        found |= {
+            "early": len(result.early),
+            "late p50 ms": result.late(0.5),
+            "late p99 ms": result.late(0.99),
+        }
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
         show(result, chosen.minutes)
@@ -185,8 +213,12 @@ async def run(chosen: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--server", default="", help="a metaserver's address; without it, its own node")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--server", default="", help="a metaserver's address; without it, its own node"
+    )
     options.add_argument("--month", type=int, default=1, choices=range(1, 13))
     options.add_argument("--minutes", type=float, default=3.0, help="in which the month plays")
     options.add_argument("--rows", type=int, default=0, help="only so many flights")

@@ -78,7 +78,9 @@ class Worker:
         self._replica.close()
 
 
-async def replicate(server: str, folder: Path, count: int, keys: int, *, quiet: bool = False) -> Result:
+async def replicate(
+    server: str, folder: Path, count: int, keys: int, *, quiet: bool = False
+) -> Result:
     """Send, apply, reshard, compare."""
     result, source, path = Result(), Source(seed=1, keys=keys), folder / "replica.db"
     async with qmq.connect(server) as mq:
@@ -87,16 +89,26 @@ async def replicate(server: str, folder: Path, count: int, keys: int, *, quiet: 
         workers = [Worker(mq, path, f"worker-{number}", result) for number in range(WORKERS)]
         with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
             task = bar.add_task("changes", total=count)
-            steps = {count // 4: _split, count // 2: _replace_worker(path, result), 3 * count // 4: _merge}
+            steps = {
+                count // 4: _split,
+                count // 2: _replace_worker(path, result),
+                3 * count // 4: _merge,
+            }
             for begin in range(0, count, CHUNK):
                 some = list(source.changes(min(CHUNK, count - begin)))
-                await mq.send_many(SUBJECT, [each.encode() for each in some], keys=[each.key for each in some])
+                await mq.send_many(
+                    SUBJECT, [each.encode() for each in some], keys=[each.key for each in some]
+                )
                 result.changes += len(some)
                 for at in [at for at in steps if at <= result.changes]:
                     await steps.pop(at)(mq, workers)
                 bar.update(task, completed=result.applied)
             until = time.monotonic() + PATIENCE_S
-            while result.applied < count and all(not worker._running.done() for worker in workers) and time.monotonic() < until:
+            while (
+                result.applied < count
+                and all(not worker._running.done() for worker in workers)
+                and time.monotonic() < until
+            ):
                 await asyncio.sleep(0.02)
                 bar.update(task, completed=result.applied)
         result.route_versions = (await mq.metadata.describe_route(SUBJECT)).latest_version
@@ -110,14 +122,18 @@ async def replicate(server: str, folder: Path, count: int, keys: int, *, quiet: 
 
 async def _split(mq: qmq.Client, _workers: list[Worker]) -> None:
     """Split the first partition, while its messages are read."""
-    await mq.metadata.change_route(SUBJECT, split=pb.SplitOperation(partition=1, at=[16]), reason="the example splits")
+    await mq.metadata.change_route(
+        SUBJECT, split=pb.SplitOperation(partition=1, at=[16]), reason="the example splits"
+    )
 
 
 async def _merge(mq: qmq.Client, _workers: list[Worker]) -> None:
     """Merge the two halves."""
     route = (await mq.metadata.describe_route(SUBJECT)).route
     halves = [part.number for part in sorted(route.partitions, key=lambda part: part.lps.first)[:2]]
-    await mq.metadata.change_route(SUBJECT, merge=pb.MergeOperation(partitions=halves), reason="the example merges")
+    await mq.metadata.change_route(
+        SUBJECT, merge=pb.MergeOperation(partitions=halves), reason="the example merges"
+    )
 
 
 def _replace_worker(path: Path, result: Result) -> Any:
@@ -141,14 +157,21 @@ async def run(chosen: argparse.Namespace) -> int:
         table.add_column()
         table.add_column(justify="right")
         for name, value in asdict(result).items():
-            table.add_row(name.replace("_", " "), f"{value:,}" if not isinstance(value, bool) else "yes" if value else "NO")
+            table.add_row(
+                name.replace("_", " "),
+                f"{value:,}" if not isinstance(value, bool) else "yes" if value else "NO",
+            )
         Console().print(table)
     return 0 if result.is_equal else 1
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--server", default="", help="a metaserver's address; without it, its own node")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--server", default="", help="a metaserver's address; without it, its own node"
+    )
     options.add_argument("--changes", type=int, default=20_000)
     options.add_argument("--keys", type=int, default=1_000)
     options.add_argument("--json", action="store_true")

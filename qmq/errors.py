@@ -267,7 +267,13 @@ class Unavailable(QmqError):
     code = 300
     retry_after_ms: int | None = 200
 
-    def __init__(self, message: str, *, outcome: Outcome = Outcome.NOT_STORED, retry_after_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        outcome: Outcome = Outcome.NOT_STORED,
+        retry_after_ms: int | None = None,
+    ) -> None:
         super().__init__(message, outcome=outcome)
         if retry_after_ms is not None:
             self.retry_after_ms = retry_after_ms
@@ -379,7 +385,14 @@ class LogDamaged(StorageError):
 
     code = 401
 
-    def __init__(self, message: str, *, outcome: Outcome = Outcome.NOT_STORED, log: int = -1, position: int = -1) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        outcome: Outcome = Outcome.NOT_STORED,
+        log: int = -1,
+        position: int = -1,
+    ) -> None:
         super().__init__(message, outcome=outcome)
         self.log = log
         self.position = position
@@ -450,7 +463,9 @@ def _leaves(root: type[QmqError]) -> list[type[QmqError]]:
     return found
 
 
-BY_CODE: dict[int, type[QmqError]] = {kind.code: kind for kind in _leaves(QmqError) if "code" in vars(kind)}
+BY_CODE: dict[int, type[QmqError]] = {
+    kind.code: kind for kind in _leaves(QmqError) if "code" in vars(kind)
+}
 
 
 def from_wire(code: int, message: str, outcome: int, retry_after_ms: int) -> QmqError:

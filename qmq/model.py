@@ -51,10 +51,18 @@ def check_name(kind: str, name: object) -> str:
         raise InvalidArgument(f"{kind} must be a str, not {type(name).__name__}")
     if not name:
         raise InvalidName(f"{kind} is empty: give it 1 to {limits.NAME_CHARS_MAX} characters")
-    if len(name) > limits.NAME_CHARS_MAX + (len(DEAD_LETTERS) if kind == "subject" and is_dead_letters(name) else 0):
-        raise InvalidName(f"{kind} has {len(name)} characters; the limit is {limits.NAME_CHARS_MAX}")
-    if _NAME.match(name) is None and not (kind == "subject" and is_dead_letters(name) and _NAME.match(name, len(DEAD_LETTERS))):
-        raise InvalidName(f"{kind} {name!r} may hold only letters, digits, '.', '_' and '-', and not start with '.'")
+    if len(name) > limits.NAME_CHARS_MAX + (
+        len(DEAD_LETTERS) if kind == "subject" and is_dead_letters(name) else 0
+    ):
+        raise InvalidName(
+            f"{kind} has {len(name)} characters; the limit is {limits.NAME_CHARS_MAX}"
+        )
+    if _NAME.match(name) is None and not (
+        kind == "subject" and is_dead_letters(name) and _NAME.match(name, len(DEAD_LETTERS))
+    ):
+        raise InvalidName(
+            f"{kind} {name!r} may hold only letters, digits, '.', '_' and '-', and not start with '.'"
+        )
     return name
 
 
@@ -64,7 +72,9 @@ def check_client(name: str) -> str:
     QMQ's clients follow `check_name`. Other clients may use any printable text. Raises InvalidName.
     """
     if len(name) > limits.NAME_CHARS_MAX or not name.isprintable():
-        raise InvalidName(f"a client's name is up to {limits.NAME_CHARS_MAX} printable characters, not {name[: limits.NAME_CHARS_MAX]!r}")
+        raise InvalidName(
+            f"a client's name is up to {limits.NAME_CHARS_MAX} printable characters, not {name[: limits.NAME_CHARS_MAX]!r}"
+        )
     return name
 
 
@@ -73,7 +83,9 @@ def utf8(what: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{what} holds half of a surrogate pair, which is no character: {text!r}") from None
+        raise InvalidArgument(
+            f"{what} holds half of a surrogate pair, which is no character: {text!r}"
+        ) from None
 
 
 BROADCAST: Final = "%"
@@ -127,10 +139,16 @@ class GroupSettings:
     def check(self) -> GroupSettings:
         """These settings, if they are valid. Raises InvalidArgument."""
         if not 0 <= self.attempts_max <= limits.ATTEMPTS_MAX:
-            raise InvalidArgument(f"attempts_max is 0 (no limit) to {limits.ATTEMPTS_MAX}, not {self.attempts_max}")
+            raise InvalidArgument(
+                f"attempts_max is 0 (no limit) to {limits.ATTEMPTS_MAX}, not {self.attempts_max}"
+            )
         delays = self.retry_delays_ms
-        if not 0 < len(delays) <= limits.RETRY_DELAYS_MAX or not all(0 <= each <= limits.REQUEUE_MS_MAX for each in delays):
-            raise InvalidArgument(f"retry_delays_ms is 1 to {limits.RETRY_DELAYS_MAX} delays of up to an hour, not {list(delays)}")
+        if not 0 < len(delays) <= limits.RETRY_DELAYS_MAX or not all(
+            0 <= each <= limits.REQUEUE_MS_MAX for each in delays
+        ):
+            raise InvalidArgument(
+                f"retry_delays_ms is 1 to {limits.RETRY_DELAYS_MAX} delays of up to an hour, not {list(delays)}"
+            )
         return self
 
 
@@ -186,10 +204,21 @@ class DelayedId:
     @classmethod
     def parse(cls, text: str) -> DelayedId:
         """Parse what `str()` wrote. Raises InvalidArgument."""
-        match = re.fullmatch(r"([0-9a-f]{32})-([0-9a-f]{1,16})-([0-9a-f]{1,16})-(.+)", text) if isinstance(text, str) else None
+        match = (
+            re.fullmatch(r"([0-9a-f]{32})-([0-9a-f]{1,16})-([0-9a-f]{1,16})-(.+)", text)
+            if isinstance(text, str)
+            else None
+        )
         if match is None:
-            raise InvalidArgument(f"{text!r} is not the id of a delayed message: use the receipt's `delayed_id`")
-        return cls(MessageId.parse(match[1]), int(match[2], 16), int(match[3], 16), check_name("delay group", match[4]))
+            raise InvalidArgument(
+                f"{text!r} is not the id of a delayed message: use the receipt's `delayed_id`"
+            )
+        return cls(
+            MessageId.parse(match[1]),
+            int(match[2], 16),
+            int(match[3], 16),
+            check_name("delay group", match[4]),
+        )
 
 
 class Order(Enum):
@@ -254,18 +283,28 @@ class SubjectConfig:
         for group in (*self.groups, *self.former_groups):
             check_name("broker group", group)
         if len({*self.groups, *self.former_groups}) < len(self.groups) + len(self.former_groups):
-            raise InvalidArgument(f"a broker group of subject {self.name!r} is named twice: {self.groups}, {self.former_groups}")
+            raise InvalidArgument(
+                f"a broker group of subject {self.name!r} is named twice: {self.groups}, {self.former_groups}"
+            )
         if (self.order is Order.NONE) != (self.logical_partitions == 0):
-            raise InvalidArgument(f"subject {self.name!r}: an ordered subject has logical partitions, an unordered one has none")
+            raise InvalidArgument(
+                f"subject {self.name!r}: an ordered subject has logical partitions, an unordered one has none"
+            )
         if not 0 <= self.logical_partitions <= limits.LOGICAL_PARTITIONS_MAX:
             most = limits.LOGICAL_PARTITIONS_MAX
-            raise InvalidArgument(f"subject {self.name!r}: 1 to {most} logical partitions, not {self.logical_partitions}")
+            raise InvalidArgument(
+                f"subject {self.name!r}: 1 to {most} logical partitions, not {self.logical_partitions}"
+            )
         for field in ("retention_ms", "retention_bytes"):
             value = getattr(self, field)
             if value is not None and (not isinstance(value, int) or value <= 0):
-                raise InvalidArgument(f"{field} of subject {self.name!r} must be a positive int, not {value!r}")
+                raise InvalidArgument(
+                    f"{field} of subject {self.name!r} must be a positive int, not {value!r}"
+                )
         if not 0 < self.body_bytes_max <= limits.LONG_BODY_BYTES_MAX:
-            raise InvalidArgument(f"body_bytes_max of subject {self.name!r} must be 1 byte to 15 MiB")
+            raise InvalidArgument(
+                f"body_bytes_max of subject {self.name!r} must be 1 byte to 15 MiB"
+            )
 
 
 BATCH_NUMBERS: Final = 1 << 48
@@ -307,7 +346,14 @@ class DeclaredSchema:
     created_ms: int = 0
 
     def encode(self) -> bytes:
-        return json.dumps({**asdict(self), "format": self.format.value, "compatibility": self.compatibility.value}, sort_keys=True).encode()
+        return json.dumps(
+            {
+                **asdict(self),
+                "format": self.format.value,
+                "compatibility": self.compatibility.value,
+            },
+            sort_keys=True,
+        ).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> DeclaredSchema:
@@ -336,7 +382,9 @@ def _chosen(kind: type[_E], what: str, text: str) -> _E:
     try:
         return kind(text)
     except ValueError:
-        raise InvalidArgument(f"the {what} is one of {', '.join(each.value for each in kind)}, not {text!r}") from None
+        raise InvalidArgument(
+            f"the {what} is one of {', '.join(each.value for each in kind)}, not {text!r}"
+        ) from None
 
 
 def session_of(number: int) -> int:

@@ -45,12 +45,18 @@ class OpenTelemetryInterceptor(BaseInterceptor):
     """
 
     def __init__(
-        self, tracer_provider: TracerProvider | None = None, *, propagator: TextMapPropagator | None = None, new_traces: bool = False
+        self,
+        tracer_provider: TracerProvider | None = None,
+        *,
+        propagator: TextMapPropagator | None = None,
+        new_traces: bool = False,
     ) -> None:
         try:
             from opentelemetry import context, propagate, trace
         except ImportError as cause:
-            raise InvalidArgument("tracing with OpenTelemetry needs its library: pip install 'qmq[otel]'") from cause
+            raise InvalidArgument(
+                "tracing with OpenTelemetry needs its library: pip install 'qmq[otel]'"
+            ) from cause
         self._trace = trace
         self._context = context
         self._tracer = trace.get_tracer("qmq", tracer_provider=tracer_provider)
@@ -67,11 +73,17 @@ class OpenTelemetryInterceptor(BaseInterceptor):
             attributes["messaging.batch.message_count"] = outgoing.count
         own = [each for each in outgoing.headers if TRACEPARENT in each][:LINKS_MAX]
         links = [link for each in own for link in self._links(each)]
-        span = self._tracer.start_span(f"send {outgoing.subject}", kind=kind, attributes=attributes, links=links)
+        span = self._tracer.start_span(
+            f"send {outgoing.subject}", kind=kind, attributes=attributes, links=links
+        )
         outgoing.kept[self] = span
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, self._trace.set_span_in_context(span))
-        return [{} if TRACEPARENT in each else carrier for each in outgoing.headers] if own else carrier
+        return (
+            [{} if TRACEPARENT in each else carrier for each in outgoing.headers]
+            if own
+            else carrier
+        )
 
     def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
         span: Span = outgoing.kept.pop(self)
@@ -173,7 +185,9 @@ def operation_attributes(operation: str, subject: str, kind: str | None = None) 
 def settle_attributes(report: SettleReport) -> dict[str, Any]:
     """Of a request with verdicts. The operation is the verdict; "settle" if there are several kinds."""
     (verdict, *others) = report.verdicts
-    found = operation_attributes("settle" if others else verdict, report.subject, "settle") | server_attributes(report.server)
+    found = operation_attributes(
+        "settle" if others else verdict, report.subject, "settle"
+    ) | server_attributes(report.server)
     found["messaging.consumer.group.name"] = report.group
     found["messaging.batch.message_count"] = sum(report.verdicts.values())
     found["messaging.qmq.broker_group"] = report.broker_group
@@ -185,7 +199,11 @@ def server_attributes(server: str | None) -> dict[str, Any]:
     if server is None:
         return {}
     address = parse(server)
-    return {"server.address": address.path} if address.path else {"server.address": address.host, "server.port": address.port}
+    return (
+        {"server.address": address.path}
+        if address.path
+        else {"server.address": address.host, "server.port": address.port}
+    )
 
 
 def _texts(headers: Mapping[str, bytes]) -> dict[str, str]:

@@ -38,12 +38,19 @@ class OpenTelemetryMetrics(BaseInterceptor):
     Raises InvalidArgument if OpenTelemetry is not installed.
     """
 
-    def __init__(self, meter_provider: MeterProvider | None = None, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        meter_provider: MeterProvider | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """`clock` returns seconds."""
         try:
             from opentelemetry import metrics
         except ImportError as cause:
-            raise InvalidArgument("metrics with OpenTelemetry need its library: pip install 'qmq[otel]'") from cause
+            raise InvalidArgument(
+                "metrics with OpenTelemetry need its library: pip install 'qmq[otel]'"
+            ) from cause
         meter = metrics.get_meter("qmq", meter_provider=meter_provider)
         self._clock = clock
         self._sent = meter.create_counter("messaging.client.sent.messages", "{message}")
@@ -59,7 +66,10 @@ class OpenTelemetryMetrics(BaseInterceptor):
         return {}
 
     def sent(self, outgoing: Outgoing, receipts: Iterable[Receipt]) -> None:
-        self._record_sent(outgoing, operation_attributes("send", outgoing.subject) | server_attributes(outgoing.server))
+        self._record_sent(
+            outgoing,
+            operation_attributes("send", outgoing.subject) | server_attributes(outgoing.server),
+        )
 
     def failed(self, outgoing: Outgoing, error: Exception) -> None:
         self._record_sent(outgoing, operation_attributes("send", outgoing.subject) | _error(error))
@@ -71,7 +81,9 @@ class OpenTelemetryMetrics(BaseInterceptor):
     @contextmanager
     def handling(self, message: AnyMessage, group: str) -> Iterator[None]:
         """Counts the message, and times its handler."""
-        attributes = operation_attributes("process", message.subject) | server_attributes(message.server)
+        attributes = operation_attributes("process", message.subject) | server_attributes(
+            message.server
+        )
         if group:
             attributes["messaging.consumer.group.name"] = group
         self._consumed.add(1, attributes)
@@ -89,8 +101,13 @@ class OpenTelemetryMetrics(BaseInterceptor):
     def settled(self, report: SettleReport) -> None:
         """Times a request with verdicts."""
         attributes = settle_attributes(report)
-        del attributes["messaging.batch.message_count"]  # the count is no attribute of a metric: each count would be a separate series
-        self._operation.record((report.ended_ns - report.began_ns) / 1e9, attributes | (_error(report.error) if report.error else {}))
+        del attributes[
+            "messaging.batch.message_count"
+        ]  # the count is no attribute of a metric: each count would be a separate series
+        self._operation.record(
+            (report.ended_ns - report.began_ns) / 1e9,
+            attributes | (_error(report.error) if report.error else {}),
+        )
 
 
 def _error(error: BaseException) -> dict[str, Any]:

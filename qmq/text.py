@@ -30,7 +30,12 @@ def visible(text: str, kept: frozenset[str] = KEPT) -> str:
     """The text with control and format characters and lone surrogates as escapes; characters in `kept` stay."""
     if text.isprintable():
         return text
-    return "".join([each if each in kept or unicodedata.category(each) not in _HIDDEN else _escaped(each) for each in text])
+    return "".join(
+        [
+            each if each in kept or unicodedata.category(each) not in _HIDDEN else _escaped(each)
+            for each in text
+        ]
+    )
 
 
 def _escaped(each: str) -> str:
@@ -42,7 +47,10 @@ def _escaped(each: str) -> str:
 
 PORT_MAX: Final = 65_535
 INT64_MAX: Final = (1 << 63) - 1
-_DECIMAL: Final = re.compile(r"[+-]?([0-9]{1,400}(\.[0-9]{0,400})?|\.[0-9]{1,400})(e[+-]?[0-9]{1,4})?", re.ASCII | re.IGNORECASE)
+_DECIMAL: Final = re.compile(
+    r"[+-]?([0-9]{1,400}(\.[0-9]{0,400})?|\.[0-9]{1,400})(e[+-]?[0-9]{1,4})?",
+    re.ASCII | re.IGNORECASE,
+)
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,400}", re.ASCII)
 
 
@@ -83,7 +91,9 @@ def parse_json(text: bytes | str) -> Any:
     except RecursionError:
         raise ValueError(f"more than {DEPTH_MAX} arrays or objects inside each other") from None
     require_depth(value)
-    json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair: a UnicodeEncodeError is a ValueError
+    json.dumps(
+        value, ensure_ascii=False
+    ).encode()  # fails for half of a surrogate pair: a UnicodeEncodeError is a ValueError
     return value
 
 
@@ -91,7 +101,9 @@ def require_depth(value: Any) -> None:
     """Raises ValueError if containers in a value are nested deeper than `DEPTH_MAX`."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(DEPTH_MAX):
-        level = [inner for each in level for inner in _inside(each) if isinstance(inner, dict | list)]
+        level = [
+            inner for each in level for inner in _inside(each) if isinstance(inner, dict | list)
+        ]
         if not level:
             return
     raise ValueError(f"more than {DEPTH_MAX} arrays or objects inside each other")

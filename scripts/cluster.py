@@ -22,26 +22,47 @@ SECURE_STATE_DIR: Final = COMPOSE_FILE.parent / ".cluster-secure"
 
 def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="scripts/cluster", description=__doc__)
-    whole.add_argument("--dir", type=Path, help="state folder: data, logs, pids (default: .cluster)")
+    whole.add_argument(
+        "--dir", type=Path, help="state folder: data, logs, pids (default: .cluster)"
+    )
     whole.add_argument("--file", type=Path, default=COMPOSE_FILE, help="the compose file")
-    whole.add_argument("--secure", action="store_true", help="with docker-compose.secure.yml: TLS everywhere (folder: .cluster-secure)")
+    whole.add_argument(
+        "--secure",
+        action="store_true",
+        help="with docker-compose.secure.yml: TLS everywhere (folder: .cluster-secure)",
+    )
     verbs = whole.add_subparsers(dest="verb", required=True)
     up = verbs.add_parser("up", help="start services and wait until they are healthy")
-    up.add_argument("--network", default="", choices=("loopback", "netns"), help="netns can be partitioned, but needs root")
+    up.add_argument(
+        "--network",
+        default="",
+        choices=("loopback", "netns"),
+        help="netns can be partitioned, but needs root",
+    )
     up.add_argument("--services", default="", metavar="A,B", help="only these, and what they need")
     up.add_argument("--no-deps", action="store_true", help="... without what they need")
     up.add_argument("--no-wait", action="store_true", help="do not wait until they are healthy")
     up.add_argument(
-        "--foreground", action="store_true", help="stay in the foreground; Ctrl-C stops all services, and they die with this process"
+        "--foreground",
+        action="store_true",
+        help="stay in the foreground; Ctrl-C stops all services, and they die with this process",
     )
-    up.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="for each step's health")
+    up.add_argument(
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for each step's health"
+    )
     down = verbs.add_parser("down", help="stop everything")
     down.add_argument("--force", action="store_true", help="SIGKILL instead of SIGTERM")
     down.add_argument("--volumes", action="store_true", help="and remove all data")
     status = verbs.add_parser("status", help="show processes and addresses")
     status.add_argument("--json", action="store_true", help="for machines")
     status.add_argument("--health", action="store_true", help="run the health checks")
-    helps = {"start": "start again", "stop": "SIGTERM", "kill": "SIGKILL", "pause": "SIGSTOP", "resume": "SIGCONT"}
+    helps = {
+        "start": "start again",
+        "stop": "SIGTERM",
+        "kill": "SIGKILL",
+        "pause": "SIGSTOP",
+        "resume": "SIGCONT",
+    }
     for verb, text in helps.items():
         verbs.add_parser(verb, help=text).add_argument("services", nargs="+", metavar="SERVICE")
     partition = verbs.add_parser("partition", help="drop all packets between two services")
@@ -52,8 +73,15 @@ def parser() -> argparse.ArgumentParser:
     logs = verbs.add_parser("logs", help="show a service's output")
     logs.add_argument("service")
     logs.add_argument("--follow", "-f", action="store_true", help="follow the output")
-    run = verbs.add_parser("run", help="run a command in which service names are replaced by addresses; default: the service's own command")
-    run.add_argument("--service", default="client", help="the service whose environment the command gets (default: client)")
+    run = verbs.add_parser(
+        "run",
+        help="run a command in which service names are replaced by addresses; default: the service's own command",
+    )
+    run.add_argument(
+        "--service",
+        default="client",
+        help="the service whose environment the command gets (default: client)",
+    )
     run.add_argument("command", nargs="*", metavar="-- COMMAND")
     return whole
 
@@ -62,7 +90,13 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status."""
     chosen = parser().parse_args(words)
     folder = chosen.dir or (SECURE_STATE_DIR if chosen.secure else STATE_DIR)
-    cluster = Cluster(folder, getattr(chosen, "network", ""), file=chosen.file, progress=_say, secure=chosen.secure)
+    cluster = Cluster(
+        folder,
+        getattr(chosen, "network", ""),
+        file=chosen.file,
+        progress=_say,
+        secure=chosen.secure,
+    )
     try:
         return _do(cluster, chosen)
     except ClusterError as failure:
@@ -94,7 +128,13 @@ def _do(cluster: Cluster, chosen: argparse.Namespace) -> int:
 def _up(cluster: Cluster, chosen: argparse.Namespace) -> int:
     names = [name for name in chosen.services.split(",") if name]
     try:
-        cluster.up(names, deps=not chosen.no_deps, wait=not chosen.no_wait, foreground=chosen.foreground, within_s=chosen.timeout)
+        cluster.up(
+            names,
+            deps=not chosen.no_deps,
+            wait=not chosen.no_wait,
+            foreground=chosen.foreground,
+            within_s=chosen.timeout,
+        )
         if chosen.foreground:
             _say("all is up; Ctrl-C stops it")
             # Block signals only now: services would inherit the mask and could not be stopped.
@@ -112,7 +152,9 @@ def _show(lines: list[ServiceStatus], *, as_json: bool) -> None:
         print(json.dumps(rows, indent=1))
         return
     for row in [{name: name for name in rows[0]}, *rows]:
-        print(f"{row['service']:<14}{row['state']:<9}{row['pid'] or '':>8}  {row['address']:<16}{row['health']}".rstrip())
+        print(
+            f"{row['service']:<14}{row['state']:<9}{row['pid'] or '':>8}  {row['address']:<16}{row['health']}".rstrip()
+        )
 
 
 def _logs(path: Path, *, follow: bool) -> None:

@@ -112,7 +112,12 @@ async def publish_live(address: str, rows: list[Flight], bar: Progress) -> None:
         begin = time.perf_counter()
         for at, row in enumerate(rows):
             await asyncio.sleep(max(begin + at / LIVE_RATE - time.perf_counter(), 0))
-            producer.send(row.line.encode(), row.tail_number, (row.carrier,), {"sent": str(time.monotonic_ns())})
+            producer.send(
+                row.line.encode(),
+                row.tail_number,
+                (row.carrier,),
+                {"sent": str(time.monotonic_ns())},
+            )
             bar.update(task, completed=at + 1)
 
 
@@ -142,7 +147,10 @@ async def _consume(number: int, address: str, start: Event, stop: Event, results
 
 async def read_in_batches(address: str, count: int) -> float:
     """Read `count` messages as one more group, in whole batches. Returns messages a second."""
-    async with qmq.connect(address) as mq, mq.consumer(SUBJECT, BATCH_GROUP, prefetch=100_000) as consumer:
+    async with (
+        qmq.connect(address) as mq,
+        mq.consumer(SUBJECT, BATCH_GROUP, prefetch=100_000) as consumer,
+    ):
         got, begin = 0, time.perf_counter()
         while got < count:
             found = await consumer.pull(100_000)
@@ -154,7 +162,9 @@ async def read_in_batches(address: str, count: int) -> float:
 # --- watching ------------------------------------------------------------------------------------------------------------
 
 
-def watch(results: Any, starts: list[Event], total: int, live: int, bar: Progress, on_backlog_done: Any) -> Outcome:
+def watch(
+    results: Any, starts: list[Event], total: int, live: int, bar: Progress, on_backlog_done: Any
+) -> Outcome:
     """Collect the consumers' reports. Start the second and third consumer while the first one works."""
     outcome, blobs, done = Outcome(live=live), list[str](), 0
     task = bar.add_task("consumed", total=total + live)
@@ -194,10 +204,22 @@ def compare(source: list[Flight], outcome: Outcome) -> tuple[int, int, int]:
 
 def percentile(values: list[int], share: float) -> float:
     """In milliseconds."""
-    return sorted(values)[min(int(len(values) * share), len(values) - 1)] / 1e6 if values else float("nan")
+    return (
+        sorted(values)[min(int(len(values) * share), len(values) - 1)] / 1e6
+        if values
+        else float("nan")
+    )
 
 
-def report(source: list[Flight], outcome: Outcome, rate: float, batch_rate: float, disk_bytes: int, *, as_json: bool) -> bool:
+def report(
+    source: list[Flight],
+    outcome: Outcome,
+    rate: float,
+    batch_rate: float,
+    disk_bytes: int,
+    *,
+    as_json: bool,
+) -> bool:
     """Print the table; True if nothing is wrong."""
     lost, twice, foreign = compare(source, outcome)
     consumed_s = max(outcome.backlog_s - outcome.first_s, 1e-9)
@@ -210,7 +232,9 @@ def report(source: list[Flight], outcome: Outcome, rate: float, batch_rate: floa
         "published, messages/s": round(rate),
         "consumed one by one, messages/s": round((len(source) - outcome.live) / consumed_s),
         "read again in batches, messages/s": round(batch_rate),
-        "by consumer": ", ".join(f"{number}: {count:,}" for number, count in sorted(outcome.by_consumer.items())),
+        "by consumer": ", ".join(
+            f"{number}: {count:,}" for number, count in sorted(outcome.by_consumer.items())
+        ),
         **({"bytes on disk": disk_bytes} if disk_bytes else {}),
         "latency p50, ms": round(percentile(outcome.latencies_ns, 0.5), 3),
         "latency p99, ms": round(percentile(outcome.latencies_ns, 0.99), 3),
@@ -219,7 +243,12 @@ def report(source: list[Flight], outcome: Outcome, rate: float, batch_rate: floa
         sys.stdout.write(json.dumps(figures) + "\n")
     else:
         where = "one node" if disk_bytes else "the cluster"
-        table = Table(title=f"{len(source):,} flights through {where}", title_justify="left", show_header=False, box=None)
+        table = Table(
+            title=f"{len(source):,} flights through {where}",
+            title_justify="left",
+            show_header=False,
+            box=None,
+        )
         table.add_column()
         table.add_column(justify="right")
         for name, value in figures.items():
@@ -232,7 +261,9 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", action="store_true", help="print the table as JSON")
     options.add_argument("--rows", type=int, default=0, help="only so many flights")
-    options.add_argument("--server", default="", help="metaservers of a running cluster, HOST:PORT,HOST:PORT")
+    options.add_argument(
+        "--server", default="", help="metaservers of a running cluster, HOST:PORT,HOST:PORT"
+    )
     chosen = options.parse_args()
     source = list(flights())[: chosen.rows or None]
     live = min(LIVE, len(source) // 2)
@@ -242,18 +273,31 @@ def main() -> int:
     results, stop = context.Queue(), context.Event()
     starts = [context.Event() for _ in range(3)]
     node, address = (None, chosen.server) if chosen.server else start_node(folder)
-    consumers = [context.Process(target=consume, args=(n, address, starts[n - 1], stop, results), daemon=True) for n in (1, 2, 3)]
-    columns = (TextColumn("{task.description:>12}"), BarColumn(40), TextColumn("{task.completed:>8,} of {task.total:,}"))
+    consumers = [
+        context.Process(
+            target=consume, args=(n, address, starts[n - 1], stop, results), daemon=True
+        )
+        for n in (1, 2, 3)
+    ]
+    columns = (
+        TextColumn("{task.description:>12}"),
+        BarColumn(40),
+        TextColumn("{task.completed:>8,} of {task.total:,}"),
+    )
     try:
         for each in consumers:
             each.start()
         with Progress(*columns, console=console, disable=chosen.json) as bar:
-            rate, outcome, batch_rate = asyncio.run(_run(address, results, starts, backlog, latest, bar))
+            rate, outcome, batch_rate = asyncio.run(
+                _run(address, results, starts, backlog, latest, bar)
+            )
         stop.set()
         for each in consumers:
             each.join(10)
         disk_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        return 0 if report(source, outcome, rate, batch_rate, disk_bytes, as_json=chosen.json) else 1
+        return (
+            0 if report(source, outcome, rate, batch_rate, disk_bytes, as_json=chosen.json) else 1
+        )
     finally:
         for each in consumers:
             if each.is_alive():
@@ -265,14 +309,27 @@ def main() -> int:
 
 
 async def _run(
-    address: str, results: Any, starts: list[Event], backlog: list[Flight], latest: list[Flight], bar: Progress
+    address: str,
+    results: Any,
+    starts: list[Event],
+    backlog: list[Flight],
+    latest: list[Flight],
+    bar: Progress,
 ) -> tuple[float, Outcome, float]:
     """Publish, consume, read again: messages a second published, what the consumers got, messages a second read in batches."""
     rate = await publish(address, backlog, bar)
     loop = asyncio.get_running_loop()
     drained = asyncio.Event()
     watching = asyncio.create_task(
-        asyncio.to_thread(watch, results, starts, len(backlog), len(latest), bar, lambda: loop.call_soon_threadsafe(drained.set))
+        asyncio.to_thread(
+            watch,
+            results,
+            starts,
+            len(backlog),
+            len(latest),
+            bar,
+            lambda: loop.call_soon_threadsafe(drained.set),
+        )
     )
     waiting = asyncio.create_task(drained.wait())
     await asyncio.wait([watching, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -71,11 +71,22 @@ class Size:
 
 def size_of(load: Workload) -> Size:
     """The resources of one broker group if its machine is master of all groups, as after failovers. Raises ValueError."""
-    if load.rate <= 0 or load.body_bytes <= 0 or load.replicas < 1 or load.groups < 0 or load.batch < 1 or load.core_speed <= 0:
+    if (
+        load.rate <= 0
+        or load.body_bytes <= 0
+        or load.replicas < 1
+        or load.groups < 0
+        or load.batch < 1
+        or load.core_speed <= 0
+    ):
         raise ValueError("rate, body, replicas, batch and core speed are positive")
     batch_us = BATCH_US / load.batch
     store = STORE if load.replicas == 1 else STORE_AS_MASTER
-    master_us = store.of(load.body_bytes) + batch_us + load.groups * (DELIVER.of(load.body_bytes) + batch_us)
+    master_us = (
+        store.of(load.body_bytes)
+        + batch_us
+        + load.groups * (DELIVER.of(load.body_bytes) + batch_us)
+    )
     slave_us = STORE_AS_SLAVE.of(load.body_bytes) + batch_us if load.replicas > 1 else 0.0
     stored_bytes = load.body_bytes + MESSAGE_BYTES + (BATCH_BYTES + 72) / load.batch
     master_cores = load.rate * master_us / 1e6 / load.core_speed
@@ -83,7 +94,8 @@ def size_of(load: Workload) -> Size:
         master_cores=master_cores,
         slave_cores=load.rate * slave_us / 1e6 / load.core_speed,
         shards=max(1, math.ceil(master_cores / CORE_SHARE)),
-        memory_mib=NODE_MIB * max(1, math.ceil(master_cores / CORE_SHARE)) + load.subjects * SUBJECT_KIB / KIB,
+        memory_mib=NODE_MIB * max(1, math.ceil(master_cores / CORE_SHARE))
+        + load.subjects * SUBJECT_KIB / KIB,
         disk_gib=load.rate * stored_bytes * load.retention_h * 3600 / GIB,
         network_mib_s=load.rate * load.body_bytes * (load.replicas + load.groups) / (1 << 20),
     )
@@ -94,14 +106,30 @@ def main() -> None:
     options.add_argument("--rate", type=float, required=True, help="messages a second")
     options.add_argument("--body", type=int, default=1024, help="bytes of a message")
     options.add_argument("--replicas", type=int, default=3)
-    options.add_argument("--groups", type=int, default=1, help="consumer groups that read each message")
-    options.add_argument("--batch", type=int, default=100, help="messages that a client sends together; 1 for lone messages")
+    options.add_argument(
+        "--groups", type=int, default=1, help="consumer groups that read each message"
+    )
+    options.add_argument(
+        "--batch",
+        type=int,
+        default=100,
+        help="messages that a client sends together; 1 for lone messages",
+    )
     options.add_argument("--retention-h", type=float, default=72.0)
     options.add_argument("--subjects", type=int, default=100)
-    options.add_argument("--core-speed", type=float, default=1.0, help="of your cores to those of docs/SIZING.md")
+    options.add_argument(
+        "--core-speed", type=float, default=1.0, help="of your cores to those of docs/SIZING.md"
+    )
     chosen = options.parse_args()
     load = Workload(
-        chosen.rate, chosen.body, chosen.replicas, chosen.groups, chosen.batch, chosen.retention_h, chosen.subjects, chosen.core_speed
+        chosen.rate,
+        chosen.body,
+        chosen.replicas,
+        chosen.groups,
+        chosen.batch,
+        chosen.retention_h,
+        chosen.subjects,
+        chosen.core_speed,
     )
     try:
         found = size_of(load)

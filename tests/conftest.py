@@ -31,7 +31,11 @@ settings.load_profile("qmq")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--no-skips`: for CI, which installs what tests need."""
-    parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped, unless it needs a container engine or the history")
+    parser.addoption(
+        "--no-skips",
+        action="store_true",
+        help="fail if a test is skipped, unless it needs a container engine or the history",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,7 +65,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from xdist.workermanage import WorkerController
 
     class GroupScheduling(LoadGroupScheduling):
-        def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        def mark_test_complete(
+            self, node: WorkerController, item_index: int, duration: float = 0
+        ) -> None:
             unit = self._split_scope(self.registered_collections[node][item_index])
             super().mark_test_complete(node, item_index, duration)
             given: dict[str, Any] = self.assigned_work[node]
@@ -90,7 +96,9 @@ def outside_form(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         if is_named(item):
             continue
-        if is_too_long(item) or (is_sampled(item) and item.path in sampled and not item.get_closest_marker("smoke")):
+        if is_too_long(item) or (
+            is_sampled(item) and item.path in sampled and not item.get_closest_marker("smoke")
+        ):
             left_out.add(item)
         elif is_sampled(item):
             sampled.add(item.path)
@@ -101,16 +109,25 @@ def is_named(item: pytest.Item) -> bool:
     """Whether the command line names this test or its file."""
     config = item.config
     named = [each.partition("::") for each in config.args]
-    return any(colons or Path(config.invocation_params.dir, path) == item.path for path, colons, _ in named)
+    return any(
+        colons or Path(config.invocation_params.dir, path) == item.path for path, colons, _ in named
+    )
 
 
 def is_too_long(item: pytest.Item) -> bool:
-    return bool(item.get_closest_marker("longest") or (forms.FORM == "gate" and item.get_closest_marker("long")))
+    return bool(
+        item.get_closest_marker("longest")
+        or (forms.FORM == "gate" and item.get_closest_marker("long"))
+    )
 
 
 def is_sampled(item: pytest.Item) -> bool:
     group = item.get_closest_marker("xdist_group")
-    return bool(item.get_closest_marker("sampled") or (group and group.args[0] in forms.SAMPLED_GROUPS) or SYSTEM in item.path.parents)
+    return bool(
+        item.get_closest_marker("sampled")
+        or (group and group.args[0] in forms.SAMPLED_GROUPS)
+        or SYSTEM in item.path.parents
+    )
 
 
 def place_in_queue(item: pytest.Item) -> int:
@@ -125,7 +142,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     for reason, count in sorted(Counter(reason_of(each) for each in skipped).items()):
         terminalreporter.write_line(f"skipped {count}: {reason}")
-    terminalreporter.write_line(f"repeat with QMQ_TEST_FORM={forms.FORM} QMQ_TEST_SEED={forms.SEED}")
+    terminalreporter.write_line(
+        f"repeat with QMQ_TEST_FORM={forms.FORM} QMQ_TEST_SEED={forms.SEED}"
+    )
 
 
 def reason_of(skipped: pytest.TestReport | pytest.CollectReport) -> str:
@@ -139,8 +158,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--no-skips") or reporter is None:
         return
-    if [each for each in reporter.stats.get("skipped", ()) if not {"docker", "history"} & set(each.keywords)]:
-        reporter.write_line("tests were skipped that are not to be skipped here: see the list below", red=True)
+    if [
+        each
+        for each in reporter.stats.get("skipped", ())
+        if not {"docker", "history"} & set(each.keywords)
+    ]:
+        reporter.write_line(
+            "tests were skipped that are not to be skipped here: see the list below", red=True
+        )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -65,13 +65,23 @@ CLUSTER: Final = Dashboard(
             (
                 Panel(
                     "Alerts",
-                    (('count(ALERTS{alertname=~"Qmq.*", alertstate="firing"}) or vector(0)', "firing"),),
+                    (
+                        (
+                            'count(ALERTS{alertname=~"Qmq.*", alertstate="firing"}) or vector(0)',
+                            "firing",
+                        ),
+                    ),
                     kind="stat",
                     warn_above=1,
                 ),
                 Panel(
                     "Broker groups without a master",
-                    (("count(min by (broker_group) (qmq_broker_group_has_master) == 0) or vector(0)", ""),),
+                    (
+                        (
+                            "count(min by (broker_group) (qmq_broker_group_has_master) == 0) or vector(0)",
+                            "",
+                        ),
+                    ),
                     kind="stat",
                     warn_above=1,
                 ),
@@ -86,23 +96,51 @@ CLUSTER: Final = Dashboard(
                     kind="stat",
                     warn_above=1,
                 ),
-                Panel("Oldest waiting message", (('max(qmq_group_lag_seconds{group!="qmq-dlq"})', ""),), "s", "stat", warn_above=300),
+                Panel(
+                    "Oldest waiting message",
+                    (('max(qmq_group_lag_seconds{group!="qmq-dlq"})', ""),),
+                    "s",
+                    "stat",
+                    warn_above=300,
+                ),
                 Panel(
                     "Dead letters",
                     (('sum(qmq_group_lag_messages{group="qmq-dlq"})', ""),),
                     kind="stat",
                     about="Neither replayed nor purged.",
                 ),
-                Panel("Parked keys", (("sum(qmq_group_parked_keys)", ""),), kind="stat", warn_above=1),
+                Panel(
+                    "Parked keys", (("sum(qmq_group_parked_keys)", ""),), kind="stat", warn_above=1
+                ),
             ),
         ),
         (
             "Flow",
             (
-                Panel("Messages in", ((rate("qmq_stored_messages_total", "broker_group"), "{{broker_group}}"),), "cps"),
-                Panel("Messages out", ((rate("qmq_pulled_messages_total", "broker_group"), "{{broker_group}}"),), "cps"),
-                Panel("Bytes in", ((rate("qmq_stored_bytes_total", "broker_group"), "{{broker_group}}"),), "Bps"),
-                Panel("Waiting messages", (('sum by (broker_group) (qmq_group_lag_messages{group!="qmq-dlq"})', "{{broker_group}}"),)),
+                Panel(
+                    "Messages in",
+                    ((rate("qmq_stored_messages_total", "broker_group"), "{{broker_group}}"),),
+                    "cps",
+                ),
+                Panel(
+                    "Messages out",
+                    ((rate("qmq_pulled_messages_total", "broker_group"), "{{broker_group}}"),),
+                    "cps",
+                ),
+                Panel(
+                    "Bytes in",
+                    ((rate("qmq_stored_bytes_total", "broker_group"), "{{broker_group}}"),),
+                    "Bps",
+                ),
+                Panel(
+                    "Waiting messages",
+                    (
+                        (
+                            'sum by (broker_group) (qmq_group_lag_messages{group!="qmq-dlq"})',
+                            "{{broker_group}}",
+                        ),
+                    ),
+                ),
             ),
         ),
         (
@@ -115,18 +153,36 @@ CLUSTER: Final = Dashboard(
                     about="From written by the master to committed by a majority.",
                 ),
                 Panel(
-                    "Refused requests", ((rate("qmq_refused_requests_total", "broker_group, error"), "{{broker_group}} {{error}}"),), "cps"
+                    "Refused requests",
+                    (
+                        (
+                            rate("qmq_refused_requests_total", "broker_group, error"),
+                            "{{broker_group}} {{error}}",
+                        ),
+                    ),
+                    "cps",
                 ),
                 Panel(
                     "Delayed messages late by, p99",
-                    ((quantile("0.99", "qmq_delay_lateness_seconds", "broker_group"), "{{broker_group}}"),),
+                    (
+                        (
+                            quantile("0.99", "qmq_delay_lateness_seconds", "broker_group"),
+                            "{{broker_group}}",
+                        ),
+                    ),
                     "s",
                 ),
                 Panel(
                     "Delayed messages",
                     (
-                        ("sum by (broker_group) (qmq_delay_pending_messages)", "{{broker_group}} pending"),
-                        ("sum by (broker_group) (qmq_delay_waiting_messages)", "{{broker_group}} due"),
+                        (
+                            "sum by (broker_group) (qmq_delay_pending_messages)",
+                            "{{broker_group}} pending",
+                        ),
+                        (
+                            "sum by (broker_group) (qmq_delay_waiting_messages)",
+                            "{{broker_group}} due",
+                        ),
                     ),
                 ),
             ),
@@ -142,8 +198,26 @@ SUBJECTS: Final = Dashboard(
         (
             "Subjects",
             (
-                Panel("In", ((rate("qmq_stored_messages_total", "subject", 'subject=~"$subject"'), "{{subject}}"),), "cps"),
-                Panel("Bytes in", ((rate("qmq_stored_bytes_total", "subject", 'subject=~"$subject"'), "{{subject}}"),), "Bps"),
+                Panel(
+                    "In",
+                    (
+                        (
+                            rate("qmq_stored_messages_total", "subject", 'subject=~"$subject"'),
+                            "{{subject}}",
+                        ),
+                    ),
+                    "cps",
+                ),
+                Panel(
+                    "Bytes in",
+                    (
+                        (
+                            rate("qmq_stored_bytes_total", "subject", 'subject=~"$subject"'),
+                            "{{subject}}",
+                        ),
+                    ),
+                    "Bps",
+                ),
                 Panel(
                     "Kept messages",
                     (
@@ -164,20 +238,102 @@ SUBJECTS: Final = Dashboard(
         (
             "Groups",
             (
-                Panel("Lag in messages", ((f"sum by (subject, group) (qmq_group_lag_messages{{{GROUP}}})", "{{group}} of {{subject}}"),)),
                 Panel(
-                    "Lag in seconds", ((f"max by (subject, group) (qmq_group_lag_seconds{{{GROUP}}})", "{{group}} of {{subject}}"),), "s"
+                    "Lag in messages",
+                    (
+                        (
+                            f"sum by (subject, group) (qmq_group_lag_messages{{{GROUP}}})",
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
                 ),
-                Panel("Out", ((rate("qmq_pulled_messages_total", "subject, group", GROUP), "{{group}} of {{subject}}"),), "cps"),
-                Panel("Acknowledged", ((rate("qmq_acked_messages_total", "subject, group", GROUP), "{{group}} of {{subject}}"),), "cps"),
-                Panel("Failed", ((rate("qmq_nacked_messages_total", "subject, group", GROUP), "{{group}} of {{subject}}"),), "cps"),
-                Panel("Tried again", ((rate("qmq_retried_messages_total", "subject, group", GROUP), "{{group}} of {{subject}}"),), "cps"),
-                Panel("Consumers", ((f"sum by (subject, group) (qmq_group_consumers{{{GROUP}}})", "{{group}} of {{subject}}"),)),
                 Panel(
-                    "Unacknowledged", ((f"sum by (subject, group) (qmq_group_unacked_messages{{{GROUP}}})", "{{group}} of {{subject}}"),)
+                    "Lag in seconds",
+                    (
+                        (
+                            f"max by (subject, group) (qmq_group_lag_seconds{{{GROUP}}})",
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
+                    "s",
                 ),
-                Panel("Died", ((rate("qmq_dead_messages_total", "subject, group", GROUP), "{{group}} of {{subject}}"),), "cps"),
-                Panel("Parked keys", ((f"sum by (subject, group) (qmq_group_parked_keys{{{GROUP}}})", "{{group}} of {{subject}}"),)),
+                Panel(
+                    "Out",
+                    (
+                        (
+                            rate("qmq_pulled_messages_total", "subject, group", GROUP),
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
+                    "cps",
+                ),
+                Panel(
+                    "Acknowledged",
+                    (
+                        (
+                            rate("qmq_acked_messages_total", "subject, group", GROUP),
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
+                    "cps",
+                ),
+                Panel(
+                    "Failed",
+                    (
+                        (
+                            rate("qmq_nacked_messages_total", "subject, group", GROUP),
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
+                    "cps",
+                ),
+                Panel(
+                    "Tried again",
+                    (
+                        (
+                            rate("qmq_retried_messages_total", "subject, group", GROUP),
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
+                    "cps",
+                ),
+                Panel(
+                    "Consumers",
+                    (
+                        (
+                            f"sum by (subject, group) (qmq_group_consumers{{{GROUP}}})",
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Unacknowledged",
+                    (
+                        (
+                            f"sum by (subject, group) (qmq_group_unacked_messages{{{GROUP}}})",
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Died",
+                    (
+                        (
+                            rate("qmq_dead_messages_total", "subject, group", GROUP),
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
+                    "cps",
+                ),
+                Panel(
+                    "Parked keys",
+                    (
+                        (
+                            f"sum by (subject, group) (qmq_group_parked_keys{{{GROUP}}})",
+                            "{{group}} of {{subject}}",
+                        ),
+                    ),
+                ),
             ),
         ),
     ),
@@ -202,9 +358,18 @@ SERVERS: Final = Dashboard(
                 ),
                 Panel(
                     "Entries behind the master",
-                    (('max by (broker_group, replica) (qmq_replication_lag_entries{broker_group=~"$broker_group"})', "{{replica}}"),),
+                    (
+                        (
+                            'max by (broker_group, replica) (qmq_replication_lag_entries{broker_group=~"$broker_group"})',
+                            "{{replica}}",
+                        ),
+                    ),
                 ),
-                Panel("Time to commit, p99", ((quantile("0.99", "qmq_commit_seconds", "broker_group"), "{{broker_group}}"),), "s"),
+                Panel(
+                    "Time to commit, p99",
+                    ((quantile("0.99", "qmq_commit_seconds", "broker_group"), "{{broker_group}}"),),
+                    "s",
+                ),
                 Panel(
                     "Elections won",
                     (
@@ -219,12 +384,39 @@ SERVERS: Final = Dashboard(
         (
             "Disks",
             (
-                Panel("Free", (('min by (instance) (qmq_disk_free_bytes{broker_group=~"$broker_group"})', "{{instance}}"),), "bytes"),
-                Panel("Logs", (('sum by (instance) (qmq_log_bytes{broker_group=~"$broker_group"})', "{{instance}}"),), "bytes"),
-                Panel("Flushes, p99", ((quantile("0.99", "qmq_flush_seconds", "instance"), "{{instance}}"),), "s"),
+                Panel(
+                    "Free",
+                    (
+                        (
+                            'min by (instance) (qmq_disk_free_bytes{broker_group=~"$broker_group"})',
+                            "{{instance}}",
+                        ),
+                    ),
+                    "bytes",
+                ),
+                Panel(
+                    "Logs",
+                    (
+                        (
+                            'sum by (instance) (qmq_log_bytes{broker_group=~"$broker_group"})',
+                            "{{instance}}",
+                        ),
+                    ),
+                    "bytes",
+                ),
+                Panel(
+                    "Flushes, p99",
+                    ((quantile("0.99", "qmq_flush_seconds", "instance"), "{{instance}}"),),
+                    "s",
+                ),
                 Panel(
                     "Age of what is not flushed",
-                    (('max by (instance) (qmq_unflushed_age_seconds{broker_group=~"$broker_group"})', "{{instance}}"),),
+                    (
+                        (
+                            'max by (instance) (qmq_unflushed_age_seconds{broker_group=~"$broker_group"})',
+                            "{{instance}}",
+                        ),
+                    ),
                     "s",
                 ),
             ),
@@ -232,14 +424,47 @@ SERVERS: Final = Dashboard(
         (
             "Processes",
             (
-                Panel("CPU", (('rate(process_cpu_seconds_total{job="qmq"}[$__rate_interval])', "{{instance}}"),), "percentunit"),
-                Panel("Memory", (('process_resident_memory_bytes{job="qmq"}', "{{instance}}"),), "bytes"),
+                Panel(
+                    "CPU",
+                    (
+                        (
+                            'rate(process_cpu_seconds_total{job="qmq"}[$__rate_interval])',
+                            "{{instance}}",
+                        ),
+                    ),
+                    "percentunit",
+                ),
+                Panel(
+                    "Memory",
+                    (('process_resident_memory_bytes{job="qmq"}', "{{instance}}"),),
+                    "bytes",
+                ),
                 Panel("Connections", (("sum by (instance) (qmq_connections)", "{{instance}}"),)),
-                Panel("Coordination store silent for", (("max by (instance) (qmq_coordination_silent_seconds)", "{{instance}}"),), "s"),
-                Panel("Metaserver requests", ((rate("qmq_meta_requests_total", "method"), "{{method}}"),), "cps"),
-                Panel("Metaserver answers, p99", ((quantile("0.99", "qmq_meta_request_seconds", "instance"), "{{instance}}"),), "s"),
-                Panel("Access refusals", ((rate("qmq_access_refusals_total", "instance"), "{{instance}}"),), "cps"),
-                Panel("Certificates end in", (("min by (instance) (qmq_certificate_expires_seconds)", "{{instance}}"),), "s"),
+                Panel(
+                    "Coordination store silent for",
+                    (("max by (instance) (qmq_coordination_silent_seconds)", "{{instance}}"),),
+                    "s",
+                ),
+                Panel(
+                    "Metaserver requests",
+                    ((rate("qmq_meta_requests_total", "method"), "{{method}}"),),
+                    "cps",
+                ),
+                Panel(
+                    "Metaserver answers, p99",
+                    ((quantile("0.99", "qmq_meta_request_seconds", "instance"), "{{instance}}"),),
+                    "s",
+                ),
+                Panel(
+                    "Access refusals",
+                    ((rate("qmq_access_refusals_total", "instance"), "{{instance}}"),),
+                    "cps",
+                ),
+                Panel(
+                    "Certificates end in",
+                    (("min by (instance) (qmq_certificate_expires_seconds)", "{{instance}}"),),
+                    "s",
+                ),
             ),
         ),
     ),
@@ -270,7 +495,14 @@ def panel_json(panel: Panel, number: int, x: int, y: int, width: int) -> dict[st
         "description": panel.about,
         "datasource": SOURCE,
         "gridPos": {"x": x, "y": y, "w": width, "h": HEIGHT if panel.kind != "stat" else 4},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "thresholds": {"mode": "absolute", "steps": steps}}, "overrides": []},
+        "fieldConfig": {
+            "defaults": {
+                "unit": panel.unit,
+                "min": 0,
+                "thresholds": {"mode": "absolute", "steps": steps},
+            },
+            "overrides": [],
+        },
         "options": {"tooltip": {"mode": "multi", "sort": "desc"}}
         if panel.kind == "timeseries"
         else {"reduceOptions": {"calcs": ["lastNotNull"]}},
@@ -302,7 +534,13 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
                 y += panels[-1]["gridPos"]["h"]
             panels.append(panel_json(panel, len(panels) + 1, column * width, y, width))
         y += panels[-1]["gridPos"]["h"]
-    source = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus", "hide": 0}
+    source = {
+        "name": "datasource",
+        "type": "datasource",
+        "query": "prometheus",
+        "label": "Prometheus",
+        "hide": 0,
+    }
     variables = [
         {
             "name": name,

@@ -29,10 +29,22 @@ PER_RUN: Final = 20
 
 def percentile(sorted_values: list[int], share: float) -> int:
     """The value below which that share of them lies."""
-    return sorted_values[min(int(len(sorted_values) * share), len(sorted_values) - 1)] if sorted_values else 0
+    return (
+        sorted_values[min(int(len(sorted_values) * share), len(sorted_values) - 1)]
+        if sorted_values
+        else 0
+    )
 
 
-async def run(rounds: int, seed: int, faults: tuple[str, ...], away_s: float, keep: Path | None, *, quiet: bool) -> list[Outcome]:
+async def run(
+    rounds: int,
+    seed: int,
+    faults: tuple[str, ...],
+    away_s: float,
+    keep: Path | None,
+    *,
+    quiet: bool,
+) -> list[Outcome]:
     """Run the rounds, on as many clusters as necessary."""
     outcomes: list[Outcome] = []
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
@@ -44,7 +56,9 @@ async def run(rounds: int, seed: int, faults: tuple[str, ...], away_s: float, ke
             def step(name: str) -> None:
                 bar.update(task, description=name, advance=1)
 
-            one = DelayRun(folder, seed + len(outcomes), faults=faults, away_s=away_s, progress=step, brokers=1)
+            one = DelayRun(
+                folder, seed + len(outcomes), faults=faults, away_s=away_s, progress=step, brokers=1
+            )
             outcomes.append(await one.run(min(left, PER_RUN)))
             left -= PER_RUN
             if keep is None and not outcomes[-1].anomalies:
@@ -74,7 +88,9 @@ def summed(outcomes: list[Outcome]) -> dict[str, object]:
         "lateness p50, ms": percentile(late, 0.5),
         "lateness p99, ms, outages included": percentile(late, 0.99),
         "latest, ms": late[-1] if late else 0,
-        "anomalies": [f"seed {each.seed}: {text}" for each in outcomes for text in each.anomalies][:20],
+        "anomalies": [f"seed {each.seed}: {text}" for each in outcomes for text in each.anomalies][
+            :20
+        ],
     }
 
 
@@ -83,11 +99,24 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=100)
     options.add_argument("--seed", type=int, default=random.randrange(10**6))
     options.add_argument("--faults", default=",".join(FAULTS), help="which, comma-separated")
-    options.add_argument("--away", type=float, default=5.0, help="seconds for which brokers or all replicas are away")
-    options.add_argument("--keep", type=Path, default=None, help="a folder for the clusters' folders, which stay")
+    options.add_argument(
+        "--away", type=float, default=5.0, help="seconds for which brokers or all replicas are away"
+    )
+    options.add_argument(
+        "--keep", type=Path, default=None, help="a folder for the clusters' folders, which stay"
+    )
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
-    outcomes = asyncio.run(run(chosen.rounds, chosen.seed, tuple(chosen.faults.split(",")), chosen.away, chosen.keep, quiet=chosen.json))
+    outcomes = asyncio.run(
+        run(
+            chosen.rounds,
+            chosen.seed,
+            tuple(chosen.faults.split(",")),
+            chosen.away,
+            chosen.keep,
+            quiet=chosen.json,
+        )
+    )
     found = summed(outcomes)
     if chosen.json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
@@ -96,7 +125,9 @@ def main() -> int:
         table.add_column()
         table.add_column()
         for name, value in found.items():
-            table.add_row(name, "\n".join(map(str, value)) if isinstance(value, list) else str(value))
+            table.add_row(
+                name, "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+            )
         Console().print(table)
     return 1 if found["anomalies"] else 0
 

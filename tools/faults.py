@@ -46,7 +46,11 @@ async def settled(group: ReplicaSet) -> str:
         while True:
             found = await statuses(group)
             masters = [name for name, each in found.items() if each.is_serving]
-            if len(found) == 3 and len(masters) == 1 and sum(peer.in_step for peer in found[masters[0]].peers) == 2:
+            if (
+                len(found) == 3
+                and len(masters) == 1
+                and sum(peer.in_step for peer in found[masters[0]].peers) == 2
+            ):
                 return masters[0]
             await asyncio.sleep(0.05)
 
@@ -61,7 +65,9 @@ async def strike(group: ReplicaSet, work: Workload, name: str, kind: str) -> flo
     else:
         process.send_signal(signal.SIGSTOP)
     async with asyncio.timeout(60):
-        while not any(each.is_serving for other, each in (await statuses(group)).items() if other != name):
+        while not any(
+            each.is_serving for other, each in (await statuses(group)).items() if other != name
+        ):
             await asyncio.sleep(0.02)
     await work.wait_for_acks(200)
     gap_ns = max(b - a for a, b in pairwise(work.ok_ns[before:]))
@@ -104,14 +110,18 @@ async def run(kills: int, stops: int, flush: str, as_json: bool) -> dict[str, ob
     for kind, each in gaps.items():
         if each:
             found[f"writes stood still after a {kind}, p50, s"] = round(statistics.median(each), 3)
-            found[f"writes stood still after a {kind}, p99, s"] = round(sorted(each)[min(int(len(each) * 0.99), len(each) - 1)], 3)
+            found[f"writes stood still after a {kind}, p99, s"] = round(
+                sorted(each)[min(int(len(each) * 0.99), len(each) - 1)], 3
+            )
     return found
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--kills", type=int, default=50)
-    options.add_argument("--stops", type=int, default=0, help="how often it is stopped (SIGSTOP), and wakes later")
+    options.add_argument(
+        "--stops", type=int, default=0, help="how often it is stopped (SIGSTOP), and wakes later"
+    )
     options.add_argument("--flush", choices=("async", "sync"), default="async")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()

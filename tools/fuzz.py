@@ -29,9 +29,18 @@ COUNTING: Final = Lock()
 def main() -> int:
     """Exit code 0: no target ended with anything but a typed error."""
     parser = argparse.ArgumentParser(description=__doc__, prog="tools/run fuzz")
-    parser.add_argument("--minutes", type=float, default=10, help="how long in all, with all workers (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=1, help="targets at one time (default: %(default)s)")
-    parser.add_argument("--target", action="append", choices=list(TARGETS), help="only this target; may be repeated")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10,
+        help="how long in all, with all workers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="targets at one time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--target", action="append", choices=list(TARGETS), help="only this target; may be repeated"
+    )
     options = parser.parse_args()
     names = options.target or list(TARGETS)
     share_s = max(int(options.minutes * 60 * options.workers / len(names)), 1)
@@ -40,7 +49,9 @@ def main() -> int:
         results = list(pool.map(lambda name: fuzz(name, share_s, Path(folder) / name), names))
     tried, failed = sum(each for each, _ in results), sum(not is_well for _, is_well in results)
     in_all = sum(counts().values())
-    print(f"{tried:,} inputs in {time.monotonic() - begun:,.0f} s, {in_all:,} so far; {failed} of {len(names)} targets failed")
+    print(
+        f"{tried:,} inputs in {time.monotonic() - begun:,.0f} s, {in_all:,} so far; {failed} of {len(names)} targets failed"
+    )
     return 1 if failed else 0
 
 
@@ -54,12 +65,20 @@ def fuzz(name: str, seconds: int, folder: Path) -> tuple[int, bool]:
     for number, data in enumerate(inputs_of(name) + seeds_of(name)):
         (grown / str(number)).write_bytes(data)
     said = run(
-        name, grown, f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1", f"-artifact_prefix={found}/"
+        name,
+        grown,
+        f"-max_total_time={seconds}",
+        f"-max_len={INPUT_BYTES_MAX}",
+        "-print_final_stats=1",
+        f"-artifact_prefix={found}/",
     )
     counted = re.search(r"number_of_executed_units: (\d+)", said)
     crashes = sorted(found.iterdir())
     for each in crashes:
-        print(f"{name} fails on {each.read_bytes()!r}:\n{said[said.find('Uncaught Python exception') :][:3_000]}", flush=True)
+        print(
+            f"{name} fails on {each.read_bytes()!r}:\n{said[said.find('Uncaught Python exception') :][:3_000]}",
+            flush=True,
+        )
     run(name, least, grown, "-merge=1", f"-max_len={INPUT_BYTES_MAX}")
     kept = [each.read_bytes() for each in least.iterdir()]
     keep(name, kept or [each.read_bytes() for each in grown.iterdir()])
@@ -74,7 +93,9 @@ def run(name: str, *arguments: object) -> str:
     """Run libFuzzer. Returns its output."""
     command = [sys.executable, str(ONE_TARGET), name, *map(str, arguments)]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False).stderr
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=environment, check=False
+    ).stderr
 
 
 if __name__ == "__main__":

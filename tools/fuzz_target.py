@@ -9,7 +9,9 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 name = sys.argv.pop(1)
-with atheris.instrument_imports(include=["qmq", "qmq_replication", "qmq_ordering", "qmq_coordination"]):
+with atheris.instrument_imports(
+    include=["qmq", "qmq_replication", "qmq_ordering", "qmq_coordination"]
+):
     from fuzz.targets import BYTES_TARGETS as TARGETS
 
     if name not in TARGETS:  # these import the command line and the gateway, which takes a while

@@ -22,12 +22,23 @@ from system.gateway_run import GatewayRun, run  # noqa: E402
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--count", type=int, default=20_000, help="messages")
     options.add_argument("--bytes", type=int, default=100)
-    options.add_argument("--at-once", type=int, default=64, help="messages under way; of an ordered topic, sending threads")
-    options.add_argument("--groups", type=int, default=0, help="message groups; with them the topic is ordered")
-    options.add_argument("--changes", type=int, default=0, help="splits, merges and moves of an ordered topic")
+    options.add_argument(
+        "--at-once",
+        type=int,
+        default=64,
+        help="messages under way; of an ordered topic, sending threads",
+    )
+    options.add_argument(
+        "--groups", type=int, default=0, help="message groups; with them the topic is ordered"
+    )
+    options.add_argument(
+        "--changes", type=int, default=0, help="splits, merges and moves of an ordered topic"
+    )
     options.add_argument("--kills", type=int, default=0, help="of gateways")
     options.add_argument("--failovers", type=int, default=0, help="of brokers: a master is killed")
     options.add_argument("--seed", type=int, default=random.randrange(1, 1 << 31))

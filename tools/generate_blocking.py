@@ -52,7 +52,18 @@ CLIENT: Final = (
         "BlockingClientBase",
         "Sends and consumes. Make it with `qmq.blocking.connect`; use it with `with`. Any thread may call.",
         frozenset(
-            {"send", "send_many", "browse", "queue_ends", "serve_metrics", "metrics", "delayed", "metadata", "access", "consumer"}
+            {
+                "send",
+                "send_many",
+                "browse",
+                "queue_ends",
+                "serve_metrics",
+                "metrics",
+                "delayed",
+                "metadata",
+                "access",
+                "consumer",
+            }
             | {"is_paused", "pause", "resume"}
         ),
         parents=(("qmq/client/producing/client.py", "SendingClient"),),
@@ -80,7 +91,9 @@ PARTS: Final = (
         "BlockingMetadata",
         "BlockingPart",
         "Administration: subjects, groups, routes and broker groups, as a metaserver sees them: `BlockingClient.metadata`.",
-        left_out=frozenset({"call", "turn", "locate", "routes", "watch", "sync_member", "ask_delayed", "close"}),
+        left_out=frozenset(
+            {"call", "turn", "locate", "routes", "watch", "sync_member", "ask_delayed", "close"}
+        ),
     ),
     Source(
         "qmq/client/metadata/service.py",
@@ -184,7 +197,12 @@ class Imports:
 
     def text(self) -> str:
         """As statements, unsorted."""
-        known = {each.name for node in ast.parse(self.needed).body if isinstance(node, ast.ImportFrom) for each in node.names}
+        known = {
+            each.name
+            for node in ast.parse(self.needed).body
+            if isinstance(node, ast.ImportFrom)
+            for each in node.names
+        }
         lines = [f"    {line}" for name, line in self.types.items() if name not in known]
         return "\n".join(["from typing import TYPE_CHECKING", "if TYPE_CHECKING:", *lines]) + "\n"
 
@@ -199,14 +217,20 @@ class Module:
         self._constants = {
             node.target.id: node.value
             for node in self.tree.body
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant)
+            if isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(node.value, ast.Constant)
         }
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module is not None:
-                self._origins.update({each.asname or each.name: (node.module, each.name) for each in node.names})
+                self._origins.update(
+                    {each.asname or each.name: (node.module, each.name) for each in node.names}
+                )
 
     def class_of(self, name: str) -> ast.ClassDef:
-        return next(node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        return next(
+            node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == name
+        )
 
     def literal(self, node: ast.expr) -> ast.expr:
         """The source text of a default value. A constant's name is replaced by its value, so that nothing is imported for it."""
@@ -239,23 +263,37 @@ def made(source: Source, module: Module, imports: Imports) -> str:
             "        super().__init__(thread)\n        self._part = part\n"
         )
     methods: dict[str, str] = {}
-    for own, name in [*[(Module(path), parent) for path, parent in source.parents], (module, source.name)]:
-        methods.update({each.name: method(each, target, own, imports) for each in chosen(source, own.class_of(name))})
+    for own, name in [
+        *[(Module(path), parent) for path, parent in source.parents],
+        (module, source.name),
+    ]:
+        methods.update(
+            {
+                each.name: method(each, target, own, imports)
+                for each in chosen(source, own.class_of(name))
+            }
+        )
     parts += methods.values()
     return "\n".join(parts)
 
 
 def chosen(source: Source, node: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for each in node.body:
-        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith("_"):
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith(
+            "_"
+        ):
             continue
         if each.name not in source.left_out and (not source.methods or each.name in source.methods):
             yield each
 
 
-def method(node: ast.FunctionDef | ast.AsyncFunctionDef, target: str, module: Module, imports: Imports) -> str:
+def method(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, target: str, module: Module, imports: Imports
+) -> str:
     """The text of a blocking method."""
-    is_property = any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
+    is_property = any(
+        isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list
+    )
     arguments = node.args
     for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         if each.annotation is not None:
@@ -268,18 +306,26 @@ def method(node: ast.FunctionDef | ast.AsyncFunctionDef, target: str, module: Mo
     if is_generator:
         imports.types["Iterator"] = "from collections.abc import Iterator"
         returns = returns.removeprefix("Async")
-    given = [each.arg for each in arguments.args[1:]] + [f"{each.arg}={each.arg}" for each in arguments.kwonlyargs]
+    given = [each.arg for each in arguments.args[1:]] + [
+        f"{each.arg}={each.arg}" for each in arguments.kwonlyargs
+    ]
     called = f"self.{target}.{node.name}" + ("" if is_property else f"({', '.join(given)})")
     if returns in BLOCKING:
         more = ", self.interceptors" if returns == "Consumer" else ""
-        body = f"return {BLOCKING[returns]}(self._thread, self._thread.call(lambda: {called}){more})"
+        body = (
+            f"return {BLOCKING[returns]}(self._thread, self._thread.call(lambda: {called}){more})"
+        )
         returns = BLOCKING[returns]
     elif is_property:
         body = f"return {called}"
     elif is_generator:
         body = f"return self._thread.iterate({called})"
     elif isinstance(node, ast.AsyncFunctionDef):
-        body = f"return self._thread.run({called})" if returns != "None" else f"self._thread.run({called})"
+        body = (
+            f"return self._thread.run({called})"
+            if returns != "None"
+            else f"self._thread.run({called})"
+        )
     else:
         body = f"self._thread.call(lambda: {called})"
     docstring = ast.get_docstring(node, clean=False)
@@ -296,7 +342,10 @@ def generated(module: MadeModule) -> str:
     head = f"{module.head}\n{MADE}\nfrom __future__ import annotations\n{module.imports}\n{imports.text()}\n"
     text = head + "\n\n".join(classes) + module.tail
     as_named = module.path.with_name("made.py")  # in an `__init__.py` ruff leaves unused imports
-    for command in (["check", "--select=I,F401,F811,TC", "--fix", "--quiet"], ["format", "--quiet"]):
+    for command in (
+        ["check", "--select=I,F401,F811,TC", "--fix", "--quiet"],
+        ["format", "--quiet"],
+    ):
         done = subprocess.run(
             [Path(sys.executable).with_name("ruff"), *command, "--stdin-filename", as_named, "-"],
             input=text,

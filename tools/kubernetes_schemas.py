@@ -38,8 +38,14 @@ def strict(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     found = {name: strict(value) for name, value in schema.items()}
-    takes_any = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
-    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object" and not takes_any:
+    takes_any = "additionalProperties" in schema or schema.get(
+        "x-kubernetes-preserve-unknown-fields"
+    )
+    if (
+        isinstance(schema.get("properties"), dict)
+        and schema.get("type") == "object"
+        and not takes_any
+    ):
         found["additionalProperties"] = False
     return found
 

@@ -29,11 +29,18 @@ def main() -> int:
     options.add_argument("--kills", type=int, default=200)
     options.add_argument("--rows", type=int, default=1_000_000)
     options.add_argument("--changes", type=int, default=10)
-    options.add_argument("--typed", action="store_true", help="a typed table, and messages that do not fit the schema")
+    options.add_argument(
+        "--typed",
+        action="store_true",
+        help="a typed table, and messages that do not fit the schema",
+    )
     options.add_argument("--seed", type=int, default=random.randrange(10**6))
     chosen = options.parse_args()
     sys.stderr.write(f"seed {chosen.seed}\n")
-    with tempfile.TemporaryDirectory(prefix="qmq-lake-") as folder, Progress(console=Console(stderr=True), transient=True) as bar:
+    with (
+        tempfile.TemporaryDirectory(prefix="qmq-lake-") as folder,
+        Progress(console=Console(stderr=True), transient=True) as bar,
+    ):
         task = bar.add_task("kills", total=chosen.kills)
         node = NodeProcess(Path(folder) / "node")
         node.start()
@@ -51,7 +58,11 @@ def main() -> int:
             outcome = asyncio.run(run)
         finally:
             node.kill()
-    found = {"seed": chosen.seed, **dataclasses.asdict(outcome), "anomalies": outcome.anomalies[:20]}
+    found = {
+        "seed": chosen.seed,
+        **dataclasses.asdict(outcome),
+        "anomalies": outcome.anomalies[:20],
+    }
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
     return 1 if outcome.anomalies else 0
 

@@ -58,15 +58,24 @@ def application(worker: LoadWorker) -> Starlette:
 
     async def create_topics(body: bytes) -> list[str]:
         wanted = json.loads(body)
-        return await worker.create_topics(wanted["numberOfTopics"], wanted["numberOfPartitionsPerTopic"])
+        return await worker.create_topics(
+            wanted["numberOfTopics"], wanted["numberOfPartitionsPerTopic"]
+        )
 
     async def create_consumers(body: bytes) -> None:
-        await worker.create_consumers([(each["topic"], each["subscription"]) for each in json.loads(body)["topicsSubscriptions"]])
+        await worker.create_consumers(
+            [
+                (each["topic"], each["subscription"])
+                for each in json.loads(body)["topicsSubscriptions"]
+            ]
+        )
 
     async def start_load(body: bytes) -> None:
         wanted = json.loads(body)
         payloads = [base64.b64decode(each) for each in wanted["payloadData"]]
-        await worker.start_load(payloads, wanted["publishRate"], wanted.get("keyDistributorType") or "NO_KEY")
+        await worker.start_load(
+            payloads, wanted["publishRate"], wanted.get("keyDistributorType") or "NO_KEY"
+        )
 
     async def reset_stats(_: bytes) -> None:
         worker.stats.reset_latencies()

@@ -19,7 +19,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # before tools/, which has a sim.py, too
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1] / "tests")
+)  # before tools/, which has a sim.py, too
 
 import ordersim.bugs
 import sim.bugs
@@ -76,7 +78,15 @@ ROLES = {
     "qmq dev": DevOptions,
     "qmq console": ConsoleOptions,
 }
-CONFIGURATION = (LogConfig, BrokerConfig, MetaConfig, DelayConfig, DelaySettings, SubjectConfig, GroupSettings)
+CONFIGURATION = (
+    LogConfig,
+    BrokerConfig,
+    MetaConfig,
+    DelayConfig,
+    DelaySettings,
+    SubjectConfig,
+    GroupSettings,
+)
 DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MySQL and MariaDB"}
 MODULES_WITH_KEYS = (broker_groups, ordered_records, subjects, access_records, manifest)
 KEY = re.compile(r"^    (/qmq/\S+)    (.+)\n        removed by (.+)$", re.MULTILINE)
@@ -120,16 +130,33 @@ def default_of(parameter: Any) -> str:
     default = parameter.default
     if parameter.required:
         return "must be given"
-    plain = default is not None and default is not False and default != "" and not callable(default) and default != []
+    plain = (
+        default is not None
+        and default is not False
+        and default != ""
+        and not callable(default)
+        and default != []
+    )
     shown = [f"`{str(default).lower() if isinstance(default, bool) else default}`"] if plain else []
-    variables = [parameter.envvar] if isinstance(parameter.envvar, str) else list(parameter.envvar or ())
+    variables = (
+        [parameter.envvar] if isinstance(parameter.envvar, str) else list(parameter.envvar or ())
+    )
     return ", ".join([*shown, *(f"`{each}`" for each in variables)])
 
 
 def usage(name: str, arguments: list[Any]) -> str:
     """The command's usage line."""
     words = [(each.metavar or each.name).upper() for each in arguments]
-    return " ".join([name, *(word if each.required else f"[{word}]" for word, each in zip(words, arguments, strict=True)), "[OPTIONS]"])
+    return " ".join(
+        [
+            name,
+            *(
+                word if each.required else f"[{word}]"
+                for word, each in zip(words, arguments, strict=True)
+            ),
+            "[OPTIONS]",
+        ]
+    )
 
 
 def cli_page() -> str:
@@ -139,10 +166,24 @@ def cli_page() -> str:
         shown = [each for each in command.params if not each.hidden and each.name not in HIDDEN]
         arguments = [each for each in shown if each.param_type_name == "argument"]
         options = [each for each in shown if each.param_type_name == "option"]
-        lines += [f"## {name}", "", f"`{usage(name, arguments)}`", "", inspect.cleandoc(command.help or ""), ""]
-        lines += table(("argument", ""), [(each.name.upper(), each.help or "") for each in arguments])
+        lines += [
+            f"## {name}",
+            "",
+            f"`{usage(name, arguments)}`",
+            "",
+            inspect.cleandoc(command.help or ""),
+            "",
+        ]
+        lines += table(
+            ("argument", ""), [(each.name.upper(), each.help or "") for each in arguments]
+        )
         rows = [
-            ((" ".join(f"`{word}`" for word in [*each.opts, *each.secondary_opts])), type_of(each), default_of(each), each.help or "")
+            (
+                (" ".join(f"`{word}`" for word in [*each.opts, *each.secondary_opts])),
+                type_of(each),
+                default_of(each),
+                each.help or "",
+            )
             for each in options
         ]
         lines += table(("option", "value", "default, variable", ""), rows)
@@ -158,7 +199,11 @@ def notes_of(kind: type[Any]) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     found = {}
     for before, behind in zip(body.body, body.body[1:], strict=False):
-        is_text = isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant) and isinstance(behind.value.value, str)
+        is_text = (
+            isinstance(behind, ast.Expr)
+            and isinstance(behind.value, ast.Constant)
+            and isinstance(behind.value.value, str)
+        )
         if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and is_text:
             found[before.target.id] = behind.value.value  # type: ignore[attr-defined]
     return found
@@ -167,7 +212,9 @@ def notes_of(kind: type[Any]) -> dict[str, str]:
 def value_of(each: dataclasses.Field[Any]) -> str:
     if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
         return "must be given"
-    value = each.default_factory() if each.default_factory is not dataclasses.MISSING else each.default
+    value = (
+        each.default_factory() if each.default_factory is not dataclasses.MISSING else each.default
+    )
     if dataclasses.is_dataclass(value):
         return f"see {type(value).__name__}"
     if isinstance(value, Enum):
@@ -187,9 +234,21 @@ def configuration_page() -> str:
     ]
     for kind in CONFIGURATION:
         notes = notes_of(kind)
-        lines += [f"## {kind.__name__}", "", inspect.cleandoc(kind.__doc__ or ""), "", f"`{kind.__module__}`", ""]
+        lines += [
+            f"## {kind.__name__}",
+            "",
+            inspect.cleandoc(kind.__doc__ or ""),
+            "",
+            f"`{kind.__module__}`",
+            "",
+        ]
         rows = [
-            (f"`{each.name}`", str(each.type).replace("None", "none"), value_of(each), re.sub(r"``", "`", notes.get(each.name, "")))
+            (
+                f"`{each.name}`",
+                str(each.type).replace("None", "none"),
+                value_of(each),
+                re.sub(r"``", "`", notes.get(each.name, "")),
+            )
             for each in dataclasses.fields(kind)
             if not each.kw_only  # those are for tests
         ]
@@ -208,9 +267,18 @@ def variables() -> list[str]:
                 found.setdefault(option.envvar, (f"`{name}`", []))[1].append(command)
         for more in variables_of(options).values():
             found.setdefault(more.name, (more.help, []))[1].append(command)
-    rows = [(f"`{variable}`", name, ", ".join(f"`{each}`" for each in commands)) for variable, (name, commands) in sorted(found.items())]
+    rows = [
+        (f"`{variable}`", name, ", ".join(f"`{each}`" for each in commands))
+        for variable, (name, commands) in sorted(found.items())
+    ]
     about = "Of the environment. An option that is given counts more. What has no option is set by its variable alone."
-    return ["## Variables", "", about, "", *table(("variable", "option, or what it sets", "of"), rows)]
+    return [
+        "## Variables",
+        "",
+        about,
+        "",
+        *table(("variable", "option, or what it sets", "of"), rows),
+    ]
 
 
 # --- Python ------------------------------------------------------------------------------------------------------------
@@ -218,9 +286,15 @@ def variables() -> list[str]:
 
 def parameter_text(each: inspect.Parameter) -> str:
     """A parameter as it is written; annotations are text already."""
-    star = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}.get(each.kind, "")
+    star = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}.get(
+        each.kind, ""
+    )
     typed = "" if each.annotation is inspect.Parameter.empty else f": {each.annotation}"
-    default = "" if each.default is inspect.Parameter.empty else f" = {'...' if callable(each.default) else repr(each.default)}"
+    default = (
+        ""
+        if each.default is inspect.Parameter.empty
+        else f" = {'...' if callable(each.default) else repr(each.default)}"
+    )
     return f"{star}{each.name}{typed}{default}"
 
 
@@ -234,7 +308,11 @@ def signature(name: str, function: Any) -> list[str]:
         if each.name not in ("self", "cls"):
             given.append(parameter_text(each))
     before = f"{'async ' if inspect.iscoroutinefunction(function) else ''}{name}("
-    after = ")" if found.return_annotation is inspect.Signature.empty else f") -> {found.return_annotation}"
+    after = (
+        ")"
+        if found.return_annotation is inspect.Signature.empty
+        else f") -> {found.return_annotation}"
+    )
     line = before + ", ".join(given) + after
     lines = [line] if len(line) <= 110 else [before, *(f"    {each}," for each in given), after]
     return ["```py", *lines, "```", ""]
@@ -253,7 +331,9 @@ def members_of(kind: type[Any]) -> Iterator[tuple[str, Any]]:
         if each.__module__.startswith("qmq"):
             for name, value in vars(each).items():
                 is_member = inspect.isfunction(value) or isinstance(value, property)
-                is_ours = name in wanted if wanted else not name.startswith("_") and name not in INTERNAL
+                is_ours = (
+                    name in wanted if wanted else not name.startswith("_") and name not in INTERNAL
+                )
                 if is_member and is_ours and name not in seen:
                     seen.add(name)
                     yield name, value
@@ -263,13 +343,25 @@ def class_lines(name: str, kind: type[Any]) -> list[str]:
     """A class: what it is for, its fields or values, properties, methods."""
     lines = [f"## {name}", "", *text_of(kind)]
     if issubclass(kind, Enum):
-        return [*lines, *table(("value", ""), [(f"`{name}.{each.name}`", f"`{each.value!r}`") for each in kind])]
+        return [
+            *lines,
+            *table(
+                ("value", ""), [(f"`{name}.{each.name}`", f"`{each.value!r}`") for each in kind]
+            ),
+        ]
     if dataclasses.is_dataclass(kind):
         notes = notes_of(kind)
-        rows = [(f"`{each.name}`", f"`{each.type}`", value_of(each), notes.get(each.name, "")) for each in dataclasses.fields(kind)]
+        rows = [
+            (f"`{each.name}`", f"`{each.type}`", value_of(each), notes.get(each.name, ""))
+            for each in dataclasses.fields(kind)
+        ]
         lines += table(("field", "type", "default", ""), rows)
     members = list(members_of(kind))
-    properties = [(f"`{each}`", inspect.getdoc(value) or "") for each, value in members if isinstance(value, property)]
+    properties = [
+        (f"`{each}`", inspect.getdoc(value) or "")
+        for each, value in members
+        if isinstance(value, property)
+    ]
     lines += table(("property", ""), properties)
     for each, value in members:
         if inspect.isfunction(value) and value.__doc__:
@@ -295,7 +387,10 @@ def api_page() -> str:
         *signature("run", qmq.run),
         *text_of(qmq.run),
     ]
-    public = {name: getattr(qmq, name) for name in qmq.__all__} | {"Delayed": Delayed, "DeadLetters": DeadLetters}
+    public = {name: getattr(qmq, name) for name in qmq.__all__} | {
+        "Delayed": Delayed,
+        "DeadLetters": DeadLetters,
+    }
     for name in sorted(public):
         if inspect.isclass(public[name]):
             lines += class_lines(name, public[name])
@@ -314,25 +409,36 @@ def metrics_page() -> str:
     roles = figures_by_role()
     figures = {each.name: each for all_of in roles.values() for each in all_of}
     rows = [
-        (f"`{name}`", each.kind, ", ".join(each.labels), each.meaning, ", ".join(sorted(role for role in roles if each in roles[role])))
+        (
+            f"`{name}`",
+            each.kind,
+            ", ".join(each.labels),
+            each.meaning,
+            ", ".join(sorted(role for role in roles if each in roles[role])),
+        )
         for name, each in sorted(figures.items())
     ]
     about = "[METRICS](../METRICS.md) says how to turn them on, and how to read them."
-    return page("All metrics", about, "", *table(("name", "type", "labels", "meaning", "who has it"), rows))
+    return page(
+        "All metrics", about, "", *table(("name", "type", "labels", "meaning", "who has it"), rows)
+    )
 
 
 def findings_page() -> str:
-    about = (
-        "What `qmq doctor`, `qmq top` and the console report as unusual. [OPERATIONS](../OPERATIONS.md#findings) explains the severities."
-    )
+    about = "What `qmq doctor`, `qmq top` and the console report as unusual. [OPERATIONS](../OPERATIONS.md#findings) explains the severities."
     rows = [(f"`{each.code}`", each.severities, each.condition, each.why) for each in KINDS]
-    return page("Findings", about, "", *table(("code", "severity", "found when", "what it means"), rows))
+    return page(
+        "Findings", about, "", *table(("code", "severity", "found when", "what it means"), rows)
+    )
 
 
 def sql_page() -> str:
     """The tables that applications create."""
     lines = ["`qmq outbox migration` and `qmq dedup migration` print these statements.", ""]
-    for title, migration in (("Outbox", outbox_tables.migration), ("Deduplication", dedup_tables.migration)):
+    for title, migration in (
+        ("Outbox", outbox_tables.migration),
+        ("Deduplication", dedup_tables.migration),
+    ):
         lines += [f"## {title}", ""]
         for dialect, name in DATABASES.items():
             lines += [f"{name}:", "", "```sql", migration(dialect).rstrip("\n"), "```", ""]
@@ -344,7 +450,9 @@ def keys_page() -> str:
     about = "[COORDINATION](../COORDINATION.md) says what the store is. Numbers in keys have ten digits, so that keys sort as numbers do."
     texts = "\n".join(each.__doc__ or "" for each in MODULES_WITH_KEYS)
     rows = [(f"`{key}`", value, remover) for key, value, remover in sorted(KEY.findall(texts))]
-    return page("Keys of the coordination store", about, "", *table(("key", "value", "removed by"), rows))
+    return page(
+        "Keys of the coordination store", about, "", *table(("key", "value", "removed by"), rows)
+    )
 
 
 def rocketmq_fields_page() -> str:
@@ -352,7 +460,10 @@ def rocketmq_fields_page() -> str:
         "Every field of `apache.rocketmq.v2`, and what the gateway does with it; [ROCKETMQ](../ROCKETMQ.md) explains the concepts.",
         "*Ignored*: the gateway accepts the field, and it has no effect.",
     )
-    rows = [(message, ", ".join(f"`{each}`" for each in fields.split()), meaning) for message, fields, meaning in FIELDS]
+    rows = [
+        (message, ", ".join(f"`{each}`" for each in fields.split()), meaning)
+        for message, fields, meaning in FIELDS
+    ]
     return page("Fields of RocketMQ's API", *about, "", *table(("in", "fields", "in QMQ"), rows))
 
 
@@ -366,18 +477,41 @@ def planted_page() -> str:
         "The invariant that breaks, and the length of the shortest counterexample, with one thread.",
         "",
     ]
-    for title, mistakes in (("in Replication", REPLICATION_MISTAKES), ("in Ordering", ORDERING_MISTAKES)):
-        lines += table((title, "breaks", "steps"), [(each.name, f"`{each.breaks}`", each.steps) for each in mistakes])
-    lines += ["## Bugs in the simulators", "", "The first seed whose trace is refused, or what the specification leaves out.", ""]
+    for title, mistakes in (
+        ("in Replication", REPLICATION_MISTAKES),
+        ("in Ordering", ORDERING_MISTAKES),
+    ):
+        lines += table(
+            (title, "breaks", "steps"),
+            [(each.name, f"`{each.breaks}`", each.steps) for each in mistakes],
+        )
+    lines += [
+        "## Bugs in the simulators",
+        "",
+        "The first seed whose trace is refused, or what the specification leaves out.",
+        "",
+    ]
     for title, bugs, refused, outside in (
-        ("bug of replication", sim.bugs.BUGS, replication_traces.REFUSED_AT, replication_traces.OUTSIDE),
-        ("bug of ordered messages", ordersim.bugs.BUGS, ordering_traces.REFUSED_AT, ordering_traces.OUTSIDE),
+        (
+            "bug of replication",
+            sim.bugs.BUGS,
+            replication_traces.REFUSED_AT,
+            replication_traces.OUTSIDE,
+        ),
+        (
+            "bug of ordered messages",
+            ordersim.bugs.BUGS,
+            ordering_traces.REFUSED_AT,
+            ordering_traces.OUTSIDE,
+        ),
     ):
         lines += table((title, "refused at seed"), bug_rows(bugs, refused, outside))
     return page("Planted mistakes and bugs", *lines)
 
 
-def bug_rows(bugs: Iterable[str], refused: Mapping[str, int], outside: Mapping[str, str]) -> list[tuple[object, ...]]:
+def bug_rows(
+    bugs: Iterable[str], refused: Mapping[str, int], outside: Mapping[str, str]
+) -> list[tuple[object, ...]]:
     return [(name, refused.get(name) or outside[name]) for name in bugs]
 
 
@@ -387,10 +521,15 @@ def damage_page() -> str:
         f"What damage to one, two or all three replicas of a group leads to: {len(list(cells()))} cells, because the master is paused, "
         "killed or cut off beside each. [RELIABILITY](../RELIABILITY.md#damage) says how they are tested."
     )
-    ends = [(kind.value, damage.value, *(each.value for each in found)) for (kind, damage), found in ENDS.items()]
+    ends = [
+        (kind.value, damage.value, *(each.value for each in found))
+        for (kind, damage), found in ENDS.items()
+    ]
     meanings = [(each.value, meaning) for each, meaning in MEANINGS.items()]
     head = ("file", "damage", "on one replica", "on two", "on all three")
-    return page("Damaged files", about, "", *table(head, ends), *table(("word", "meaning"), meanings))
+    return page(
+        "Damaged files", about, "", *table(head, ends), *table(("word", "meaning"), meanings)
+    )
 
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {

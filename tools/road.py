@@ -29,7 +29,9 @@ from qmq.proto.v1 import meta_pb2 as pb
 from qmq.testing import TestCluster
 
 ROOT: Final = Path(qmq.__file__).resolve().parents[1]
-PACKAGES: Final = tuple(str(ROOT / each) + "/" for each in ("qmq", "coordination", "ordering", "replication"))
+PACKAGES: Final = tuple(
+    str(ROOT / each) + "/" for each in ("qmq", "coordination", "ordering", "replication")
+)
 TESTING: Final = str(ROOT / "qmq" / "testing") + "/"
 MESSAGES: Final = 4
 IDLE_S: Final = 1.2
@@ -55,7 +57,11 @@ def functions_run() -> Iterator[Counter[Function]]:
 
     def called(frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
-        is_ours = event == "call" and code.co_filename.startswith(PACKAGES) and not code.co_filename.startswith(TESTING)
+        is_ours = (
+            event == "call"
+            and code.co_filename.startswith(PACKAGES)
+            and not code.co_filename.startswith(TESTING)
+        )
         if is_ours and code.co_name != "<module>":
             found[code.co_filename, code.co_firstlineno, code.co_qualname] += 1
 
@@ -75,26 +81,42 @@ async def measured(once: Callable[[], Awaitable[Counter[Function]]]) -> Road:
     common = set.intersection(*[set(run) for run in runs]) - set(timers)
     modules = sorted({str(Path(file).relative_to(ROOT)) for file, _, _ in common})
     calls = min(sum(run[each] for each in common) for run in runs)
-    return Road(modules, calls, sorted(name for file, line, name in common if line in forwards_of(file)))
+    return Road(
+        modules, calls, sorted(name for file, line, name in common if line in forwards_of(file))
+    )
 
 
 @cache
 def forwards_of(file: str) -> frozenset[int]:
     """The first lines of the functions of a file that only forward."""
-    functions = (each for each in ast.walk(ast.parse(Path(file).read_text())) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
-    return frozenset(min([each.lineno, *(mark.lineno for mark in each.decorator_list)]) for each in functions if is_forward(each))
+    functions = (
+        each
+        for each in ast.walk(ast.parse(Path(file).read_text()))
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return frozenset(
+        min([each.lineno, *(mark.lineno for mark in each.decorator_list)])
+        for each in functions
+        if is_forward(each)
+    )
 
 
 def is_forward(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether its body is one call with nothing but names, attributes and constants."""
-    body = [each for each in function.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
+    body = [
+        each
+        for each in function.body
+        if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+    ]
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr) or body[0].value is None:
         return False
     value = body[0].value.value if isinstance(body[0].value, ast.Await) else body[0].value
     if not isinstance(value, ast.Call) or function.name.startswith("__"):
         return False
     given = [*value.args, *(each.value for each in value.keywords)]
-    return all(isinstance(each, ast.Name | ast.Attribute | ast.Constant | ast.Starred) for each in given)
+    return all(
+        isinstance(each, ast.Name | ast.Attribute | ast.Constant | ast.Starred) for each in given
+    )
 
 
 async def of_a_message(cluster: TestCluster, delay: timedelta | None = None) -> Road:
@@ -117,7 +139,9 @@ async def of_a_message(cluster: TestCluster, delay: timedelta | None = None) -> 
 async def of_a_split(cluster: TestCluster) -> Road:
     """A split of a partition, from the operator's call to its answer."""
     mq = cluster.client()
-    await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=64), partitions=2)
+    await mq.metadata.create_subject(
+        SubjectConfig("o", order=Order.STRICT, logical_partitions=64), partitions=2
+    )
     sender = cluster.client()
     await sender.send("o", b"body", key="k")
     await sender.close()  # it would learn the new routes at moments of its own
@@ -138,12 +162,16 @@ async def main(*, shows: bool) -> None:
     async with TestCluster() as cluster:
         roads["a delayed message"] = await of_a_message(cluster, timedelta(milliseconds=200))
     for name, road in roads.items():
-        print(f"{name}: {len(road.modules)} modules, {road.calls} calls, {len(road.forwards)} forwards")
+        print(
+            f"{name}: {len(road.modules)} modules, {road.calls} calls, {len(road.forwards)} forwards"
+        )
         if shows:
             print("".join(f"    {each}\n" for each in (*road.modules, *road.forwards)), end="")
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--show", action="store_true", help="name the modules and forwards")
     asyncio.run(main(shows=arguments.parse_args().show))

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # Before scripts/, which also has a sim.py.
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1] / "tests")
+)  # Before scripts/, which also has a sim.py.
 
 from sim.bugs import BUGS
 from sim.node import Node
@@ -33,4 +35,10 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Simulator("tools/run sim", str(__doc__), simulate, list(BUGS), figures, Story, minutes=10)))
+    sys.exit(
+        main(
+            Simulator(
+                "tools/run sim", str(__doc__), simulate, list(BUGS), figures, Story, minutes=10
+            )
+        )
+    )

@@ -8,7 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # Before scripts/, which also has a sim.py.
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1] / "tests")
+)  # Before scripts/, which also has a sim.py.
 
 from delaysim import run
 from delaysim.run import BUGS, Result, planted
@@ -32,4 +34,17 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Simulator("tools/run sim_delay", str(__doc__), simulate, list(BUGS), figures, seeds=100, minutes=12, bug_seeds_max=100)))
+    sys.exit(
+        main(
+            Simulator(
+                "tools/run sim_delay",
+                str(__doc__),
+                simulate,
+                list(BUGS),
+                figures,
+                seeds=100,
+                minutes=12,
+                bug_seeds_max=100,
+            )
+        )
+    )

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # Before scripts/, which also has a sim.py.
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1] / "tests")
+)  # Before scripts/, which also has a sim.py.
 
 from ordersim import run
 from ordersim.bugs import BUGS
@@ -33,4 +35,6 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Simulator("tools/run sim_order", str(__doc__), simulate, list(BUGS), figures, Story)))
+    sys.exit(
+        main(Simulator("tools/run sim_order", str(__doc__), simulate, list(BUGS), figures, Story))
+    )

@@ -67,11 +67,19 @@ def hunt(simulate: Simulate, minutes: int, seeds: range, name: str) -> tuple[str
 # --- seeds ---------------------------------------------------------------------------------------------------------------
 
 
-def spread(options: argparse.Namespace, work: Callable[[Any], Any], jobs: Sequence[Any], what: str) -> Iterator[Any]:
+def spread(
+    options: argparse.Namespace, work: Callable[[Any], Any], jobs: Sequence[Any], what: str
+) -> Iterator[Any]:
     """Run the jobs in separate processes. Yields results in the order of completion."""
     with mp.get_context("spawn").Pool(options.processes) as pool:
         chunk = CHUNK if len(jobs) > 100 else 1
-        yield from track(pool.imap_unordered(work, jobs, chunk), what, len(jobs), console=errors, disable=options.json)
+        yield from track(
+            pool.imap_unordered(work, jobs, chunk),
+            what,
+            len(jobs),
+            console=errors,
+            disable=options.json,
+        )
 
 
 def run_seeds(simulator: Simulator, options: argparse.Namespace) -> int:
@@ -80,11 +88,15 @@ def run_seeds(simulator: Simulator, options: argparse.Namespace) -> int:
     again = f" --minutes {options.minutes}" if simulator.minutes else ""
     results: list[Any] = []
     seeds = range(options.first, options.first + options.seeds)
-    for result in spread(options, partial(run_seed, simulator.simulate, options.minutes), seeds, "simulating"):
+    for result in spread(
+        options, partial(run_seed, simulator.simulate, options.minutes), seeds, "simulating"
+    ):
         results.append(result)
         if result.failure:
             command = f"{simulator.prog} --replay {result.seed}{again}"
-            errors.print(f"[red]seed {result.seed}[/] ({command}): {result.failure[:300]}", soft_wrap=True)
+            errors.print(
+                f"[red]seed {result.seed}[/] ({command}): {result.failure[:300]}", soft_wrap=True
+            )
     results.sort(key=lambda each: each.seed)
     totals = {
         "seeds": len(results),
@@ -111,7 +123,9 @@ def show(totals: dict[str, Any]) -> None:
     table = Table(show_header=False, title="simulated")
     for name, value in totals.items():
         if name != "faults":
-            table.add_row(name, f"{value:,}" if isinstance(value, int | float) else str(value or "none"))
+            table.add_row(
+                name, f"{value:,}" if isinstance(value, int | float) else str(value or "none")
+            )
     console.print(table)
     if "faults" in totals:
         faults = Table(show_header=False, title="faults injected, changes wanted")
@@ -127,15 +141,32 @@ def run_bugs(simulator: Simulator, options: argparse.Namespace) -> int:
     """Hunt each planted bug; 1 if one was not found."""
     names = [name for name in simulator.bugs if options.bug in ("", name)]
     seeds = range(options.first, options.first + simulator.bug_seeds_max)
-    found = {each[0]: each for each in spread(options, partial(hunt, simulator.simulate, options.minutes, seeds), names, "hunting")}
+    found = {
+        each[0]: each
+        for each in spread(
+            options, partial(hunt, simulator.simulate, options.minutes, seeds), names, "hunting"
+        )
+    }
     if options.json:
-        print(json.dumps({name: result.seed if (result := found[name][1]) else None for name in names}))
+        print(
+            json.dumps(
+                {name: result.seed if (result := found[name][1]) else None for name in names}
+            )
+        )
     else:
         caught = sum(result is not None for _, result, _ in found.values())
-        table = Table("planted bug", "seed", "seconds", "how it shows", title=f"{caught} of {len(names)} planted bugs found")
+        table = Table(
+            "planted bug",
+            "seed",
+            "seconds",
+            "how it shows",
+            title=f"{caught} of {len(names)} planted bugs found",
+        )
         for name in names:
             _, result, seconds = found[name]
-            seed, failure = (str(result.seed), result.failure[:70]) if result else ("[red]not found[/]", "")
+            seed, failure = (
+                (str(result.seed), result.failure[:70]) if result else ("[red]not found[/]", "")
+            )
             table.add_row(name, seed, f"{seconds:.1f}", failure)
         console.print(table)
     return 0 if all(each[1] is not None for each in found.values()) else 1
@@ -149,28 +180,75 @@ def replay(simulator: Simulator, options: argparse.Namespace) -> int:
     story = simulator.make_story() if simulator.make_story is not None else None
     result = simulator.simulate(options.replay, options.minutes, options.bug, story)
     for now_ms, name, what in story.lines[-options.lines :] if story is not None else ():
-        style = "yellow" if what.startswith("FAULT") else "green" if "LEAD" in what else "cyan" if name == "etcd" else ""
-        console.print(f"{now_ms / 1000:9.3f}  {name:8} {what}", style=style, markup=False, highlight=False, soft_wrap=True)
+        style = (
+            "yellow"
+            if what.startswith("FAULT")
+            else "green"
+            if "LEAD" in what
+            else "cyan"
+            if name == "etcd"
+            else ""
+        )
+        console.print(
+            f"{now_ms / 1000:9.3f}  {name:8} {what}",
+            style=style,
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     if story is None:
         console.print(result)
-    console.print(result.failure or "all is well", style="red" if result.failure else "green", markup=False)
+    console.print(
+        result.failure or "all is well", style="red" if result.failure else "green", markup=False
+    )
     return 1 if result.failure else 0
 
 
 def main(simulator: Simulator) -> int:
     parser = argparse.ArgumentParser(prog=simulator.prog, description=simulator.about)
-    parser.add_argument("--seeds", type=int, default=simulator.seeds, help="how many (default: %(default)s)")
-    parser.add_argument("--from", dest="first", type=int, default=1, metavar="SEED", help="the first one (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=int, default=simulator.seeds, help="how many (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--from",
+        dest="first",
+        type=int,
+        default=1,
+        metavar="SEED",
+        help="the first one (default: %(default)s)",
+    )
     if simulator.minutes:
-        parser.add_argument("--minutes", type=int, default=simulator.minutes, help="simulated with faults, per seed (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one per processor")
-    parser.add_argument("--bugs", action="store_true", help=f"hunt the planted bugs instead, {simulator.bug_seeds_max} seeds each at most")
-    parser.add_argument("--json", action="store_true", help="figures as one line of JSON, and no progress bar")
+        parser.add_argument(
+            "--minutes",
+            type=int,
+            default=simulator.minutes,
+            help="simulated with faults, per seed (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count(), help="default: one per processor"
+    )
+    parser.add_argument(
+        "--bugs",
+        action="store_true",
+        help=f"hunt the planted bugs instead, {simulator.bug_seeds_max} seeds each at most",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="figures as one line of JSON, and no progress bar"
+    )
     parser.add_argument("--replay", type=int, metavar="SEED", help="tell what happens in one seed")
     parser.add_argument(
-        "--bug", choices=list(simulator.bugs), default="", help="with --replay: plant this bug; with --bugs: hunt it alone", metavar="NAME"
+        "--bug",
+        choices=list(simulator.bugs),
+        default="",
+        help="with --replay: plant this bug; with --bugs: hunt it alone",
+        metavar="NAME",
     )
-    parser.add_argument("--lines", type=int, default=200, help="with --replay: how many of the last lines (default: %(default)s)")
+    parser.add_argument(
+        "--lines",
+        type=int,
+        default=200,
+        help="with --replay: how many of the last lines (default: %(default)s)",
+    )
     parser.set_defaults(minutes=simulator.minutes)
     options = parser.parse_args()
     if options.replay is not None:

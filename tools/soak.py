@@ -42,7 +42,9 @@ def rows_of(report: Report) -> list[tuple[str, str]]:
     for name, samples in report.samples.items():
         first, last = samples[len(samples) // 4], samples[-1]
         memory = f"{first.rss_mib:.0f} → {last.rss_mib:.0f} MiB"
-        counts = f"{first.handles} → {last.handles} handles, {first.threads} → {last.threads} threads"
+        counts = (
+            f"{first.handles} → {last.handles} handles, {first.threads} → {last.threads} threads"
+        )
         rows.append((f"{name}, after a quarter → at the end", f"{memory}, {counts}"))
     return [*rows, ("anomalies", "\n".join(report.anomalies) or "none")]
 
@@ -56,8 +58,15 @@ def plot(report: Report, path: Path) -> None:
     figure = Figure(figsize=(8, 4))
     axes = figure.add_subplot()
     for name, samples in report.samples.items():
-        axes.plot([each.time_s / 60 for each in samples], [each.rss_mib for each in samples], label=name)
-    axes.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None), title=f"soak at {report.rate:,.0f} messages/s")
+        axes.plot(
+            [each.time_s / 60 for each in samples], [each.rss_mib for each in samples], label=name
+        )
+    axes.set(
+        xlabel="minutes",
+        ylabel="resident memory, MiB",
+        ylim=(0, None),
+        title=f"soak at {report.rate:,.0f} messages/s",
+    )
     axes.legend()
     figure.savefig(path)
 
@@ -65,7 +74,9 @@ def plot(report: Report, path: Path) -> None:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--minutes", type=float, default=30.0)
-    options.add_argument("--load", type=float, default=0.7, help="fraction of the node's maximum load")
+    options.add_argument(
+        "--load", type=float, default=0.7, help="fraction of the node's maximum load"
+    )
     options.add_argument("--seed", type=int, default=random.randrange(10**6))
     options.add_argument("--out", type=Path, default=None, help="a folder for samples and plot")
     options.add_argument("--secure", action="store_true", help="use TLS and enforced rules")

@@ -22,24 +22,43 @@ def main() -> int:
     """Exit code 0: the invariants hold, or every mistake was found."""
     parser = argparse.ArgumentParser(description=__doc__, prog="tools/run specs")
     parser.add_argument("specification", choices=MODELS)
-    parser.add_argument("limits", nargs="*", metavar="NAME=VALUE", help="limits of the model, such as MaxEpoch=3 (docs/JUDGES.md)")
-    parser.add_argument("--mistakes", action="store_true", help="hunt the planted mistakes, each within its own limits")
-    parser.add_argument("--workers", type=int, help="threads of TLC (default: one for each processor; to hunt mistakes one)")
+    parser.add_argument(
+        "limits",
+        nargs="*",
+        metavar="NAME=VALUE",
+        help="limits of the model, such as MaxEpoch=3 (docs/JUDGES.md)",
+    )
+    parser.add_argument(
+        "--mistakes",
+        action="store_true",
+        help="hunt the planted mistakes, each within its own limits",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="threads of TLC (default: one for each processor; to hunt mistakes one)",
+    )
     options = parser.parse_args()
     model = MODELS[options.specification]
     with tempfile.TemporaryDirectory() as folder:
         if options.mistakes:
-            return hunt(model, Path(folder), options.workers or 1)  # with more, TLC's first counterexample may not be the shortest
+            return hunt(
+                model, Path(folder), options.workers or 1
+            )  # with more, TLC's first counterexample may not be the shortest
         within = model.within(**dict(each.split("=", 1) for each in options.limits))
         return explore(within, Path(folder), options.workers or os.cpu_count() or 1)
 
 
 def explore(model: Model, folder: Path, workers: int) -> int:
     begun = time.monotonic()
-    verdict = check(model, folder, workers=workers, progress=lambda line: print(line, file=sys.stderr))
+    verdict = check(
+        model, folder, workers=workers, progress=lambda line: print(line, file=sys.stderr)
+    )
     limits = ", ".join(f"{name}={value}" for name, value in model.constants.items())
     print(f"{model.name} with {limits}")
-    print(f"{verdict.generated:,} states, {verdict.distinct:,} of them distinct, in {time.monotonic() - begun:,.0f} s")
+    print(
+        f"{verdict.generated:,} states, {verdict.distinct:,} of them distinct, in {time.monotonic() - begun:,.0f} s"
+    )
     if verdict.violated is None:
         print("all invariants hold")
         return 0
@@ -53,9 +72,15 @@ def hunt(model: Model, folder: Path, workers: int) -> int:
         if planted_in is not model:
             continue
         text = mistake.made_in(model.text)
-        verdict = check(model.within(**mistake.limits), folder / str(number), text=text, workers=workers)
+        verdict = check(
+            model.within(**mistake.limits), folder / str(number), text=text, workers=workers
+        )
         missed += verdict.violated is None
-        found = "not found" if verdict.violated is None else f"breaks {verdict.violated} after {verdict.steps} steps"
+        found = (
+            "not found"
+            if verdict.violated is None
+            else f"breaks {verdict.violated} after {verdict.steps} steps"
+        )
         print(f"{mistake.name}: {found} ({verdict.generated:,} states)", flush=True)
     return 1 if missed else 0
 

@@ -93,7 +93,9 @@ def serve(ports: Any) -> None:
 
     async def run() -> None:
         with tempfile.TemporaryFile() as file:
-            server = await asyncio.get_running_loop().create_server(lambda: Server(file.fileno()), "127.0.0.1", 0)
+            server = await asyncio.get_running_loop().create_server(
+                lambda: Server(file.fileno()), "127.0.0.1", 0
+            )
             ports.put(server.sockets[0].getsockname()[1])
             await server.serve_forever()
 
@@ -111,7 +113,10 @@ def exchange(results: Any, port: int, server_pid: int, is_fast: bool) -> None:
         client.send(EXCHANGES)
         await client.answered.wait()
         rate = EXCHANGES / (time.perf_counter() - begin)
-        mine_us, other_us = (time.process_time() - mine_s) / EXCHANGES * 1e6, (cpu_s([server_pid]) - other_s) / EXCHANGES * 1e6
+        mine_us, other_us = (
+            (time.process_time() - mine_s) / EXCHANGES * 1e6,
+            (cpu_s([server_pid]) - other_s) / EXCHANGES * 1e6,
+        )
         results.put((rate, statistics.median(client.took_s) * 1e3, mine_us, other_us))
 
     (uvloop.run if is_fast else asyncio.run)(run())

@@ -32,7 +32,16 @@ LIFE: Final = "start and memory"
 """The row that each new server fills: time until it is ready, memory idle and after a million messages."""
 MILLION: Final = 1_000_000
 RUNS_MIN: Final = 3
-MEASURED: Final = ("qmq", "coordination", "replication", "ordering", "spark", "bench", "pyproject.toml", "requirements.lock")
+MEASURED: Final = (
+    "qmq",
+    "coordination",
+    "replication",
+    "ordering",
+    "spark",
+    "bench",
+    "pyproject.toml",
+    "requirements.lock",
+)
 """What figures depend on. The rest of the tree may change while a record is made."""
 
 Found = dict[str, dict[str, list[verdict.Figures]]]
@@ -42,7 +51,9 @@ Found = dict[str, dict[str, list[verdict.Figures]]]
 class Comparison:
     """The runs so far. `missing`: (system, row) and why it has no figure. `turns`: (run, system) that are whole."""
 
-    def __init__(self, rows: Sequence[Row], spark_rows: Sequence[SparkRow], python: Path, times: Times) -> None:
+    def __init__(
+        self, rows: Sequence[Row], spark_rows: Sequence[SparkRow], python: Path, times: Times
+    ) -> None:
         self._rows, self._spark_rows, self._python, self._times = rows, spark_rows, python, times
         self.found: Found = {LIFE: {}, **{row.name: {} for row in (*rows, *spark_rows)}}
         self.missing: dict[str, str] = {}
@@ -110,7 +121,13 @@ class Comparison:
         self._keep(peer.name, LIFE, {**figures, "after messages, MiB": server.memory_mib()})
 
     def whole(self, said: Mapping[str, Any], runs: int) -> dict[str, Any]:
-        return {**said, "runs": runs, "rows": self.found, "missing": self.missing, "turns": self.turns}
+        return {
+            **said,
+            "runs": runs,
+            "rows": self.found,
+            "missing": self.missing,
+            "turns": self.turns,
+        }
 
     def _keep(self, system: str, row: str, figures: verdict.Figures) -> None:
         self.found[row].setdefault(system, []).append(figures)
@@ -124,41 +141,75 @@ class Comparison:
 
 def turns(runs: int, systems: Sequence[str]) -> list[tuple[int, str]]:
     """Which system is measured in which run, in order: each run begins with another system."""
-    return [(run, systems[(run + place) % len(systems)]) for run in range(runs) for place in range(len(systems))]
+    return [
+        (run, systems[(run + place) % len(systems)])
+        for run in range(runs)
+        for place in range(len(systems))
+    ]
 
 
 def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def is_same_tree(commit: str) -> bool:
     """Whether nothing that is measured has changed since this commit."""
-    return subprocess.run(["git", "diff", "--quiet", commit, "HEAD", "--", *MEASURED], cwd=ROOT, capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            ["git", "diff", "--quiet", commit, "HEAD", "--", *MEASURED],
+            cwd=ROOT,
+            capture_output=True,
+        ).returncode
+        == 0
+    )
 
 
 def machine() -> dict[str, Any]:
-    processor = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    processor = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
-    return {"cores": os.cpu_count(), "processor": (processor or ["unknown"])[0], "memory, GiB": round(memory_kib / 1024**2)}
+    return {
+        "cores": os.cpu_count(),
+        "processor": (processor or ["unknown"])[0],
+        "memory, GiB": round(memory_kib / 1024**2),
+    }
 
 
 def isolate() -> None:
     """Continue in a network namespace that has loopback only, where this machine allows that."""
     inner = ["sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable, *sys.argv]
     for command in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
-        if ISOLATED not in os.environ and subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+        if (
+            ISOLATED not in os.environ
+            and subprocess.run([*command, "true"], capture_output=True).returncode == 0
+        ):
             os.execvpe(command[0], [*command, *inner], {**os.environ, ISOLATED: "yes"})
 
 
 def options() -> argparse.Namespace:
     found = argparse.ArgumentParser(prog="scripts/bench --peers", description=__doc__)
     found.add_argument("--runs", type=int, default=3)
-    found.add_argument("--seconds", type=float, default=5.0, help="how long producers send in each row")
+    found.add_argument(
+        "--seconds", type=float, default=5.0, help="how long producers send in each row"
+    )
     found.add_argument("--warm", type=float, default=3.0, help="how long each row's clients warm")
-    found.add_argument("--peer", action="append", help="those whose name contains this; may be given again")
-    found.add_argument("--row", action="append", help="those whose name contains this; may be given again")
+    found.add_argument(
+        "--peer", action="append", help="those whose name contains this; may be given again"
+    )
+    found.add_argument(
+        "--row", action="append", help="those whose name contains this; may be given again"
+    )
     found.add_argument("--json", type=Path, help="write all values into this file")
-    found.add_argument("--record", action="store_true", help="write them into docs/peers.json, and the pages from it")
+    found.add_argument(
+        "--record",
+        action="store_true",
+        help="write them into docs/peers.json, and the pages from it",
+    )
     return found.parse_args()
 
 
@@ -171,17 +222,24 @@ def main() -> int:
     chosen = options()
     is_part = chosen.runs < RUNS_MIN or chosen.seconds < 5 or chosen.peer or chosen.row
     if chosen.record and (is_part or git("status", "--porcelain", "--", *MEASURED)):
-        sys.stderr.write(f"--record wants {RUNS_MIN} runs or more of all rows and systems, of 5 s or more, of committed code\n")
+        sys.stderr.write(
+            f"--record wants {RUNS_MIN} runs or more of all rows and systems, of 5 s or more, of committed code\n"
+        )
         return 2
     wanted = [peer for peer in PEERS if is_named(peer.name, chosen.peer)]
     rows = [row for row in ROWS if is_named(row.name, chosen.row)]
-    spark_rows = [row.of([system for system in row.ways if is_named(system, chosen.peer)]) for row in SPARK_ROWS]
+    spark_rows = [
+        row.of([system for system in row.ways if is_named(system, chosen.peer)])
+        for row in SPARK_ROWS
+    ]
     spark_rows = [row for row in spark_rows if row.ways and is_named(row.name, chosen.row)]
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     python = fetch_all(cache)
     isolate()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # servers are stopped on the way out
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("ended")
+    )  # servers are stopped on the way out
     comparison = Comparison(rows, spark_rows, python, Times(chosen.warm, chosen.seconds))
     said = {
         "command": "scripts/bench --peers " + " ".join(sys.argv[1:]),
@@ -190,16 +248,27 @@ def main() -> int:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": versions(cache, python),
         "systems": {
-            **{peer.name: {"durability": peer.durability, "settings": peer.settings} for peer in wanted},
-            **{name: said for name, said in SYSTEMS.items() if any(name in row.ways for row in spark_rows)},
+            **{
+                peer.name: {"durability": peer.durability, "settings": peer.settings}
+                for peer in wanted
+            },
+            **{
+                name: said
+                for name, said in SYSTEMS.items()
+                if any(name in row.ways for row in spark_rows)
+            },
         },
     }
     path = ROOT / "docs" / "peers.json" if chosen.record else chosen.json
     if chosen.record and path.exists():
         begun = json.loads(path.read_text())
-        if is_same_tree(begun["commit"]) and all(begun[each] == said[each] for each in ("machine", "versions", "systems")):
+        if is_same_tree(begun["commit"]) and all(
+            begun[each] == said[each] for each in ("machine", "versions", "systems")
+        ):
             comparison.take_up(begun)
-    measures: dict[str, Callable[[int], None]] = {peer.name: partial(comparison.measure, peer, cache) for peer in wanted if rows}
+    measures: dict[str, Callable[[int], None]] = {
+        peer.name: partial(comparison.measure, peer, cache) for peer in wanted if rows
+    }
     if spark_rows:
         measures["Spark"] = partial(comparison.measure_spark, cache)
     for run, name in turns(chosen.runs, list(measures)):

@@ -34,8 +34,14 @@ def jars(cache: Path, name: str) -> Path | None:
     if not (shutil.which("mvn") and shutil.which("java")):
         return None
     partial = folder.with_suffix(".partial")
-    goal = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}")
-    subprocess.run(["mvn", "-q", "-B", "-f", str(HERE / f"{name}.xml"), *goal], check=True, stdout=sys.stderr)
+    goal = (
+        "dependency:copy-dependencies",
+        "-DincludeScope=runtime",
+        f"-DoutputDirectory={partial}",
+    )
+    subprocess.run(
+        ["mvn", "-q", "-B", "-f", str(HERE / f"{name}.xml"), *goal], check=True, stdout=sys.stderr
+    )
     return partial.rename(folder)
 
 
@@ -45,7 +51,12 @@ def nats_server(cache: Path) -> Path | None:
     if not program.exists():
         if not shutil.which("go"):
             return None
-        subprocess.run(["go", "install", NATS_SERVER], check=True, stdout=sys.stderr, env={**os.environ, "GOBIN": str(program.parent)})
+        subprocess.run(
+            ["go", "install", NATS_SERVER],
+            check=True,
+            stdout=sys.stderr,
+            env={**os.environ, "GOBIN": str(program.parent)},
+        )
     return program
 
 
@@ -54,7 +65,9 @@ def nats_client(cache: Path) -> Path | None:
     program, source = cache / "bin" / "nats-client", HERE / "clients" / "go"
     if not shutil.which("go"):
         return None
-    if not program.exists() or any(each.stat().st_mtime > program.stat().st_mtime for each in source.iterdir()):
+    if not program.exists() or any(
+        each.stat().st_mtime > program.stat().st_mtime for each in source.iterdir()
+    ):
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(source, folder, dirs_exist_ok=True)
             for words in (("mod", "tidy"), ("build", "-o", str(program), ".")):
@@ -65,11 +78,20 @@ def nats_client(cache: Path) -> Path | None:
 def java_clients(cache: Path) -> Path | None:
     """The folder with the classes of `clients/java`; None without a compiler or the jars."""
     folder, sources = cache / "java", sorted((HERE / "clients" / "java").iterdir())
-    if not shutil.which("javac") or not all((cache / name).is_dir() for name in ("kafka", "rocketmq")):
+    if not shutil.which("javac") or not all(
+        (cache / name).is_dir() for name in ("kafka", "rocketmq")
+    ):
         return None
     made = folder / f"{sources[0].stem}.class"
     if not made.exists() or any(each.stat().st_mtime > made.stat().st_mtime for each in sources):
-        command = ["javac", "-cp", f"{cache / 'kafka'}/*:{cache / 'rocketmq'}/*", "-d", str(folder), *map(str, sources)]
+        command = [
+            "javac",
+            "-cp",
+            f"{cache / 'kafka'}/*:{cache / 'rocketmq'}/*",
+            "-d",
+            str(folder),
+            *map(str, sources),
+        ]
         subprocess.run(command, check=True, stdout=sys.stderr)
     return folder
 
@@ -82,7 +104,11 @@ def clients(cache: Path) -> Path:
     done = folder / "requirements.txt"
     if not done.exists() or done.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([str(python), "-m", "pip", "-q", "install", "-r", str(HERE / "requirements.txt")], check=True, stdout=sys.stderr)
+        subprocess.run(
+            [str(python), "-m", "pip", "-q", "install", "-r", str(HERE / "requirements.txt")],
+            check=True,
+            stdout=sys.stderr,
+        )
         done.write_text(wanted)
     return python
 
@@ -116,10 +142,22 @@ def versions(cache: Path, python: Path) -> dict[str, str]:
             said = subprocess.run(command, capture_output=True, text=True).stdout
             match = re.search(r"\d+\.\d+[.\d]*", said)
             found[name] = match[0] if match else "unknown"
-    listed = subprocess.run([str(python), "-m", "pip", "freeze"], capture_output=True, text=True).stdout
-    wanted = {line.partition("==")[0] for line in (HERE / "requirements.txt").read_text().splitlines() if "==" in line}
-    found |= {name: version for name, _, version in (line.partition("==") for line in listed.splitlines()) if name in wanted}
-    found["nats.go"] = re.search(r"nats.go v(\S+)", (HERE / "clients" / "go" / "go.mod").read_text())[1]  # type: ignore[index]
+    listed = subprocess.run(
+        [str(python), "-m", "pip", "freeze"], capture_output=True, text=True
+    ).stdout
+    wanted = {
+        line.partition("==")[0]
+        for line in (HERE / "requirements.txt").read_text().splitlines()
+        if "==" in line
+    }
+    found |= {
+        name: version
+        for name, _, version in (line.partition("==") for line in listed.splitlines())
+        if name in wanted
+    }
+    found["nats.go"] = re.search(
+        r"nats.go v(\S+)", (HERE / "clients" / "go" / "go.mod").read_text()
+    )[1]  # type: ignore[index]
     return found
 
 

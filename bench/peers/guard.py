@@ -43,12 +43,19 @@ Rounds = dict[str, list[float]]
 
 
 def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def release() -> str:
     """The release to compare with."""
-    found = subprocess.run(["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD~"], cwd=ROOT, capture_output=True, text=True)
+    found = subprocess.run(
+        ["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD~"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     return found.stdout.strip() if found.returncode == 0 else BASE_FILE.read_text().split()[0]
 
 
@@ -105,7 +112,9 @@ def main() -> int:
         for _ in range(TRIES):
             found, bare_us = compare(folder, chosen.runs, chosen.seconds)
             for each in found:
-                sys.stdout.write(f"{each.row}: {each.base_us:.2f} us in {commit[:12]}, {each.new_us:.2f} us here, ratio {each.ratio:.2f}\n")
+                sys.stdout.write(
+                    f"{each.row}: {each.base_us:.2f} us in {commit[:12]}, {each.new_us:.2f} us here, ratio {each.ratio:.2f}\n"
+                )
             alone = next(each for each in found if each.row == ALONE)
             sys.stdout.write(
                 f"a bare exchange of two asyncio protocols: {bare_us:.1f} us; {ALONE}: {alone.base_us / bare_us:.1f} times that in "
@@ -116,7 +125,9 @@ def main() -> int:
             sys.stdout.write(f"more than {100 * RISE_MAX:.0f} % slower: measuring again\n")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    sys.stdout.write("this tree takes more CPU time a message than the release: profile it (docs/BENCH.md, 'The guard')\n")
+    sys.stdout.write(
+        "this tree takes more CPU time a message than the release: profile it (docs/BENCH.md, 'The guard')\n"
+    )
     return 1
 
 

@@ -29,6 +29,12 @@ class Compared:
         return self.ratio > 1 + RISE_MAX
 
 
-def compared(base: Mapping[str, Sequence[float]], new: Mapping[str, Sequence[float]]) -> list[Compared]:
+def compared(
+    base: Mapping[str, Sequence[float]], new: Mapping[str, Sequence[float]]
+) -> list[Compared]:
     """The comparison by row, without rows that only one tree has."""
-    return [Compared(row, min(values), min(new[row])) for row, values in base.items() if new.get(row) and values and min(values) > 0]
+    return [
+        Compared(row, min(values), min(new[row]))
+        for row, values in base.items()
+        if new.get(row) and values and min(values) > 0
+    ]

@@ -39,18 +39,31 @@ def ranged(value: tuple[float, float, float]) -> str:
 
 def tables(whole: Whole) -> str:
     """Each row: each system's median and range, CPU times, and how many times as good QMQ is."""
-    return "\n\n".join([table(name, systems) for name, systems in whole["rows"].items() if systems] + [left_out(whole)] + [said(whole)])
+    return "\n\n".join(
+        [table(name, systems) for name, systems in whole["rows"].items() if systems]
+        + [left_out(whole)]
+        + [said(whole)]
+    )
 
 
 def table(name: str, systems: Mapping[str, list[verdict.Figures]]) -> str:
     found = {system: verdict.summary(runs) for system, runs in systems.items()}
     names = list(dict.fromkeys(each for figures in found.values() for each in figures))
     rated = verdict.RATE in names
-    lines = [f"**{name}**", "", f"| | {' | '.join(names)} |{' QMQ / it |' if rated else ''}", f"|---|{'---|' * (len(names) + rated)}"]
+    lines = [
+        f"**{name}**",
+        "",
+        f"| | {' | '.join(names)} |{' QMQ / it |' if rated else ''}",
+        f"|---|{'---|' * (len(names) + rated)}",
+    ]
     for system, figures in found.items():
         cells = [ranged(figures[each]) if each in figures else "" for each in names]
         if rated:
-            cells.append(f"{verdict.ratio(found[OURS], figures):.2g}" if OURS in found and system != OURS else "")
+            cells.append(
+                f"{verdict.ratio(found[OURS], figures):.2g}"
+                if OURS in found and system != OURS
+                else ""
+            )
         lines.append(f"| {system} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -69,12 +82,17 @@ def short(whole: Whole) -> str:
         unit = " ms" if shown == verdict.P50 else "/s"
         bold = "**" if times < 1 else ""
         ours, theirs = number(found[OURS][shown][0]) + unit, number(others[best][shown][0]) + unit
-        lines.append(f"| {bold}{name}{bold} | {ours} | {best} | {theirs} | {bold}{times:.2g}{bold} |")
+        lines.append(
+            f"| {bold}{name}{bold} | {ours} | {best} | {theirs} | {bold}{times:.2g}{bold} |"
+        )
     return "\n".join(lines)
 
 
 def left_out(whole: Whole) -> str:
-    return "\n".join(f"* Left out: {name}: {why.splitlines()[-1][:200]}" for name, why in whole["missing"].items())
+    return "\n".join(
+        f"* Left out: {name}: {why.splitlines()[-1][:200]}"
+        for name, why in whole["missing"].items()
+    )
 
 
 def said(whole: Whole) -> str:
@@ -85,7 +103,10 @@ def said(whole: Whole) -> str:
         f"* {machine['cores']} cores, {machine['processor']}, {machine['memory, GiB']} GiB.",
         "* " + ", ".join(f"{name} {version}" for name, version in whole["versions"].items()) + ".",
     ]
-    lines += [f"* {name}: {each['durability']}. Settings: {each['settings']}." for name, each in whole["systems"].items()]
+    lines += [
+        f"* {name}: {each['durability']}. Settings: {each['settings']}."
+        for name, each in whole["systems"].items()
+    ]
     return "\n".join(lines)
 
 

@@ -51,11 +51,17 @@ class Server:
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def run(self, *command: str | Path, name: str = "server", environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def run(
+        self, *command: str | Path, name: str = "server", environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start a process; its output goes to a file of the folder."""
         with (self.folder / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
-                list(map(str, command)), stdout=out, stderr=out, env={**os.environ, **(environment or {})}, start_new_session=True
+                list(map(str, command)),
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
             )
         self.processes.append(process)
         return process
@@ -70,7 +76,9 @@ class Server:
             if any(each.poll() not in (None, 0) for each in self.processes):
                 break
             time.sleep(0.1)
-        said = "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.out"))
+        said = "\n".join(
+            path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.out")
+        )
         raise Missing(f"it did not start: {said}")
 
     def memory_mib(self) -> float:
@@ -123,7 +131,9 @@ def _tree(pids: list[int]) -> list[int]:
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            children.setdefault(int(path.read_text().rsplit(")", 1)[1].split()[1]), []).append(int(path.parent.name))
+            children.setdefault(int(path.read_text().rsplit(")", 1)[1].split()[1]), []).append(
+                int(path.parent.name)
+            )
     found: list[int] = []
     while pids:
         found += pids
@@ -146,10 +156,28 @@ def qmq(_: Path, is_flushed: bool = False, environment: dict[str, str] | None = 
     """`environment` may name another tree of QMQ's. Whether an answer waits for the disk is the sender's choice (`acks`)."""
     (port,) = free_ports(1)
     with _starting(port) as server:
-        words = ("--port", str(port), "--data-port", "0", "--control-port", "0", "--console-port", "0")
+        words = (
+            "--port",
+            str(port),
+            "--data-port",
+            "0",
+            "--control-port",
+            "0",
+            "--console-port",
+            "0",
+        )
         # With `-m` Python looks into the working folder first, which is this tree, and only then into PYTHONPATH.
         found = {"PYTHONSAFEPATH": "1", **(environment or {})}
-        server.run(sys.executable, "-m", "qmq.cli", "dev", "--data", server.folder / "data", *words, environment=found)
+        server.run(
+            sys.executable,
+            "-m",
+            "qmq.cli",
+            "dev",
+            "--data",
+            server.folder / "data",
+            *words,
+            environment=found,
+        )
         server.wait_for(port)
         return server
 
@@ -179,7 +207,14 @@ def kafka(cache: Path, is_flushed: bool = False) -> Server:
         path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         java = (*JAVA, "-Xms1G", "-Xmx1G", "-cp", f"{folder}/*")
         subprocess.run(
-            [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={secrets.token_urlsafe(16)}", "-c", str(path)],
+            [
+                *java,
+                "kafka.tools.StorageTool",
+                "format",
+                f"--cluster-id={secrets.token_urlsafe(16)}",
+                "-c",
+                str(path),
+            ],
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -192,7 +227,9 @@ def kafka(cache: Path, is_flushed: bool = False) -> Server:
 def rocketmq(cache: Path, is_flushed: bool = False) -> Server:
     """Not all of RocketMQ's ports can be bound to loopback, so it runs only where loopback is the only network."""
     if {name for _, name in socket.if_nameindex()} != {"lo"}:
-        raise Missing("it listens on all addresses, and this machine cannot have a network namespace")
+        raise Missing(
+            "it listens on all addresses, and this machine cannot have a network namespace"
+        )
     folder = jars(cache, "rocketmq")
     if folder is None:
         raise Missing("Maven and Java are needed")
@@ -206,7 +243,12 @@ def rocketmq(cache: Path, is_flushed: bool = False) -> Server:
             "maxTransferCountOnMessageInMemory=1000\nmaxTransferBytesOnMessageInMemory=4194304\nwaitTimeMillsInSendQueue=30000\n"
             f"listenPort={broker}\nhaListenPort={slaves}\nnamesrvAddr={HOST}:{names}\nbrokerIP1={HOST}\nstorePathRootDir={home / 'store'}\n"
         )
-        opens = ("java.base/jdk.internal.ref", "java.base/sun.nio.ch", "java.base/java.nio", "java.base/java.lang")
+        opens = (
+            "java.base/jdk.internal.ref",
+            "java.base/sun.nio.ch",
+            "java.base/java.nio",
+            "java.base/java.lang",
+        )
         java = (
             *JAVA,
             *(f"--add-opens={each}=ALL-UNNAMED" for each in opens),
@@ -217,9 +259,22 @@ def rocketmq(cache: Path, is_flushed: bool = False) -> Server:
             f"{folder}/*",
         )
         package, environment = "org.apache.rocketmq", {"ROCKETMQ_HOME": str(home)}
-        server.run(*java, f"{package}.namesrv.NamesrvStartup", "-c", home / "names.conf", name="names", environment=environment)
+        server.run(
+            *java,
+            f"{package}.namesrv.NamesrvStartup",
+            "-c",
+            home / "names.conf",
+            name="names",
+            environment=environment,
+        )
         server.wait_for(names)
-        server.run(*java, f"{package}.broker.BrokerStartup", "-c", home / "broker.conf", environment=environment)
+        server.run(
+            *java,
+            f"{package}.broker.BrokerStartup",
+            "-c",
+            home / "broker.conf",
+            environment=environment,
+        )
         server.wait_for(broker)
         return server
 
@@ -232,7 +287,9 @@ def nats(cache: Path, is_flushed: bool = False) -> Server:
     with _starting(port) as server:
         path = server.folder / "nats.conf"
         flush = "  sync_interval: always\n" if is_flushed else ""
-        path.write_text(f'listen: "{HOST}:{port}"\nmax_payload: 2MB\njetstream {{\n  store_dir: "{server.folder / "data"}"\n{flush}}}\n')
+        path.write_text(
+            f'listen: "{HOST}:{port}"\nmax_payload: 2MB\njetstream {{\n  store_dir: "{server.folder / "data"}"\n{flush}}}\n'
+        )
         server.run(found, "-c", path)
         server.wait_for(port)
         return server
@@ -287,7 +344,9 @@ def rabbitmq(_: Path, is_flushed: bool = False) -> Server:
             "RABBITMQ_CONFIG_FILE": str(server.folder / "none"),
             "RABBITMQ_CONF_ENV_FILE": str(server.folder / "none.conf"),
         }
-        server.run(mapper, "-port", str(names), "-address", HOST, name="epmd", environment=environment)
+        server.run(
+            mapper, "-port", str(names), "-address", HOST, name="epmd", environment=environment
+        )
         server.wait_for(names)
         server.run(found, environment=environment)
         server.wait_for(port)
@@ -312,11 +371,21 @@ class Peer:
 
     def client(self, python: Path, address: str, is_flushed: bool = False) -> list[str]:
         """The command of a client process."""
-        options = {**self.options, **({"acks": "flushed"} if is_flushed and self.module == "qmq_client" else {})}
+        options = {
+            **self.options,
+            **({"acks": "flushed"} if is_flushed and self.module == "qmq_client" else {}),
+        }
         if self.module.startswith("java/"):
             cache = fetch.cache_folder()
             path = ":".join((str(cache / "java"), f"{cache / self.start.__name__}/*"))
-            return ["java", f"-Duser.home={cache / 'java'}", "-cp", path, self.module.removeprefix("java/"), address]
+            return [
+                "java",
+                f"-Duser.home={cache / 'java'}",
+                "-cp",
+                path,
+                self.module.removeprefix("java/"),
+                address,
+            ]
         if self.module == "go":
             return [str(fetch.cache_folder() / "bin" / "nats-client"), address]
         interpreter = sys.executable if self.module == "qmq_client" else str(python)
@@ -328,7 +397,14 @@ KAFKA: Final = f"{ONE_CACHE}, acks=all, idempotent, flushed when the kernel does
 KAFKA_SETTINGS: Final = "server: -Xmx1G, one node, group.initial.rebalance.delay.ms=0"
 ALL: Final = frozenset({"ordered", "shared", "groups", "large", "disk", "flush"})
 PEERS: Final = (
-    Peer("QMQ", qmq, "qmq_client", f"{ONE_CACHE}, flushed every 20 ms", ALL, "`qmq dev`; acks=flushed in the flushed rows"),
+    Peer(
+        "QMQ",
+        qmq,
+        "qmq_client",
+        f"{ONE_CACHE}, flushed every 20 ms",
+        ALL,
+        "`qmq dev`; acks=flushed in the flushed rows",
+    ),
     Peer(
         "Kafka, librdkafka",
         kafka,
@@ -345,7 +421,14 @@ PEERS: Final = (
         frozenset({"ordered", "groups", "flush", "disk", "large"}),
         f"{KAFKA_SETTINGS}; linger.ms=0 where sends are awaited",
     ),
-    Peer("Kafka, aiokafka", kafka, "kafka_aiokafka", KAFKA, frozenset({"ordered", "flush"}), KAFKA_SETTINGS),
+    Peer(
+        "Kafka, aiokafka",
+        kafka,
+        "kafka_aiokafka",
+        KAFKA,
+        frozenset({"ordered", "flush"}),
+        KAFKA_SETTINGS,
+    ),
     Peer(
         "NATS JetStream, nats-py",
         nats,

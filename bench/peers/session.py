@@ -31,7 +31,12 @@ class Client:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
         )
         self.pid = self._process.pid
 
@@ -87,7 +92,13 @@ class Session:
     """One system's server, and its client processes of a row."""
 
     def __init__(
-        self, peer: Peer, server: Server, python: Path, *, is_flushed: bool = False, environment: Mapping[str, str] | None = None
+        self,
+        peer: Peer,
+        server: Server,
+        python: Path,
+        *,
+        is_flushed: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.peer, self._server = peer, server
         self._command = peer.client(python, server.address, is_flushed)
@@ -101,7 +112,10 @@ class Session:
     def measure(self, row: Row, times: Times) -> Figures:
         """Warm the clients and the server by the row's own work on another topic, then measure it."""
         with ExitStack() as stack:
-            started = [stack.enter_context(closing(Client(self._command, self._environment))) for _ in range(1 + max(row.consumers, 1))]
+            started = [
+                stack.enter_context(closing(Client(self._command, self._environment)))
+                for _ in range(1 + max(row.consumers, 1))
+            ]
             if row.filled:
                 self._fill(started[0], row.filled)
             self._run(row, started, times.warm_s)
@@ -153,7 +167,9 @@ class Session:
         found = compare(wanted, [each["counts"] for each in got])
         if not row.consumers:
             return figures_of([sent], between_s - before_s, row, found)
-        return figures_of([*got] if row.is_backlog else [sent, *got], after_s - before_reading_s, row, found)
+        return figures_of(
+            [*got] if row.is_backlog else [sent, *got], after_s - before_reading_s, row, found
+        )
 
     def _until_read(self, consumers: Sequence[Client], wanted: Sequence[int]) -> list[Any]:
         """Wait until all messages have arrived, or none does any more, and end the consumers. One that came twice is not another."""

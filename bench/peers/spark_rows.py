@@ -19,7 +19,17 @@ from typing import Final, TypeVar
 
 from fetch import jars
 from rows import Row
-from servers import CLIENTS, KAFKA, KAFKA_SETTINGS, PEERS, Missing, Server, cpu_by_process, kafka, qmq
+from servers import (
+    CLIENTS,
+    KAFKA,
+    KAFKA_SETTINGS,
+    PEERS,
+    Missing,
+    Server,
+    cpu_by_process,
+    kafka,
+    qmq,
+)
 from session import READY_S, TIMEOUT_S, Client, Times
 from verdict import Compared, Figures, figures_of
 
@@ -46,7 +56,9 @@ class Way:
     schema: str = ""
 
     def at(self, places: Mapping[str, str]) -> Way:
-        return replace(self, options={name: value.format_map(places) for name, value in self.options.items()})
+        return replace(
+            self, options={name: value.format_map(places) for name, value in self.options.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,10 @@ class SparkRow:
 COLUMNS: Final = ("key", "body", "sequence", "append_time")
 SCHEMA: Final = "key binary, body binary, sequence bigint, append_time timestamp"
 IN_PARQUET: Final = Way("parquet", {"path": "{folder}/{topic}"}, COLUMNS)
-FILES: Final = {OURS: Way("qmq", {"qmq.path": "{files}", "subscribe": "{topic}"}, COLUMNS, SCHEMA), PARQUET: IN_PARQUET}
+FILES: Final = {
+    OURS: Way("qmq", {"qmq.path": "{files}", "subscribe": "{topic}"}, COLUMNS, SCHEMA),
+    PARQUET: IN_PARQUET,
+}
 BROKERS: Final = {
     OURS: Way("qmq", {"qmq.servers": "{qmq}", "subscribe": "{topic}"}, COLUMNS, SCHEMA),
     THEIRS: Way(
@@ -77,14 +92,26 @@ BROKERS: Final = {
     PARQUET: IN_PARQUET,
 }
 SINKS: Final = {
-    OURS: Way("qmq", {"qmq.servers": "{qmq}", "subject": "{topic}", "createSubject": "true"}, ("key", "body")),
-    THEIRS: Way("kafka", {"kafka.bootstrap.servers": "{kafka}", "topic": "{topic}"}, ("key", "body value")),
-    PARQUET: Way("parquet", {"path": "{folder}/{topic}", "compression": "uncompressed"}, ("key", "body")),
+    OURS: Way(
+        "qmq",
+        {"qmq.servers": "{qmq}", "subject": "{topic}", "createSubject": "true"},
+        ("key", "body"),
+    ),
+    THEIRS: Way(
+        "kafka", {"kafka.bootstrap.servers": "{kafka}", "topic": "{topic}"}, ("key", "body value")
+    ),
+    PARQUET: Way(
+        "parquet", {"path": "{folder}/{topic}", "compression": "uncompressed"}, ("key", "body")
+    ),
 }
 SPARK_ROWS: Final = tuple(
     SparkRow(f"Spark {work}, {said}", size, ways, writes)
     for said, size in (("100 B", 100), ("1 KB", 1024))
-    for work, ways, writes in (("reads files", FILES, False), ("reads brokers", BROKERS, False), ("writes", SINKS, True))
+    for work, ways, writes in (
+        ("reads files", FILES, False),
+        ("reads brokers", BROKERS, False),
+        ("writes", SINKS, True),
+    )
 )
 SYSTEMS: Final = {
     THEIRS: {"durability": KAFKA, "settings": f"{KAFKA_SETTINGS}; 2 partitions"},
@@ -100,17 +127,24 @@ Told = Callable[[str, str, Figures | Exception], None]
 class Stage:
     """Spark's session and the servers, for one run."""
 
-    def __init__(self, job: Client, servers: Mapping[str, Server], folder: Path, python: Path) -> None:
+    def __init__(
+        self, job: Client, servers: Mapping[str, Server], folder: Path, python: Path
+    ) -> None:
         self._job, self._servers, self._python = job, servers, python
         self._places = {"folder": str(folder)}
         if OURS in servers:
-            self._places |= {"qmq": servers[OURS].address, "files": str(servers[OURS].folder / "data")}
+            self._places |= {
+                "qmq": servers[OURS].address,
+                "files": str(servers[OURS].folder / "data"),
+            }
         if THEIRS in servers:
             self._places["kafka"] = servers[THEIRS].address
         self._made: dict[int, list[float]] = {}
         self._filled: set[tuple[str, str]] = set()
 
-    def measure(self, row: SparkRow, systems: Sequence[str], times: Times, run: int, tell: Told) -> None:
+    def measure(
+        self, row: SparkRow, systems: Sequence[str], times: Times, run: int, tell: Told
+    ) -> None:
         """Fill, warm, measure in turns, and compare. A system that fails is left out, and the others continue."""
         stored = self._make(row.size)
         runs = {system: WayRun(self, row, system, stored) for system in systems}
@@ -146,14 +180,22 @@ class Stage:
         if (system, topic) not in self._filled:
             self.create(system, topic)
             sink = SINKS[system]
-            self.do("write", replace(sink, columns=COLUMNS) if system == PARQUET else sink, topic, seconds=0, at_least=1)
+            self.do(
+                "write",
+                replace(sink, columns=COLUMNS) if system == PARQUET else sink,
+                topic,
+                seconds=0,
+                at_least=1,
+            )
             self._filled.add((system, topic))
 
     def create(self, system: str, topic: str) -> None:
         """Kafka's topics get a partition for each core."""
         if system == THEIRS:
             peer = next(each for each in PEERS if each.module == "kafka_confluent")
-            with closing(Client(peer.client(self._python, self._servers[system].address), os.environ)) as client:
+            with closing(
+                Client(peer.client(self._python, self._servers[system].address), os.environ)
+            ) as client:
                 client.say(json.dumps({"work": "make", "topic": topic, "partitions": 2}))
                 client.hear("ready", READY_S)
                 client.say("begin")
@@ -195,7 +237,9 @@ class WayRun:
     def work(self, seconds: float, at_least: int = 1) -> tuple[int, float]:
         """Read or write all rows, again until the time is over. How often, and how long that took."""
         command, way = "write" if self._row.writes else "read", self._row.ways[self.system]
-        times, took_s = self._stage.do(command, way, self._topic, seconds=seconds, at_least=at_least)
+        times, took_s = self._stage.do(
+            command, way, self._topic, seconds=seconds, at_least=at_least
+        )
         self._all_times += int(times)
         return int(times), took_s
 
@@ -218,7 +262,11 @@ class WayRun:
         if found == count and found_total != total:
             raise RuntimeError("it reads other rows than were written")
         report = {"seconds": self._seconds, "cpu_s": self._spark_s}
-        compared = Compared(int(self._stored[0]) * self._times, int(max(count - found, 0)), int(max(found - count, 0)))
+        compared = Compared(
+            int(self._stored[0]) * self._times,
+            int(max(count - found, 0)),
+            int(max(found - count, 0)),
+        )
         return figures_of([report], self._server_s, Row(self._row.name, "publish"), compared)
 
 
@@ -232,7 +280,9 @@ def rotated(names: Sequence[T], first: int) -> list[T]:
     return [*names[first:], *names[:first]]
 
 
-def measure_spark(rows: Sequence[SparkRow], cache: Path, python: Path, times: Times, run: int, tell: Told) -> None:
+def measure_spark(
+    rows: Sequence[SparkRow], cache: Path, python: Path, times: Times, run: int, tell: Told
+) -> None:
     """All rows once, in a new session with new servers."""
     wanted = {system for row in rows for system in row.ways}
     with ExitStack() as stack:
@@ -246,8 +296,13 @@ def measure_spark(rows: Sequence[SparkRow], cache: Path, python: Path, times: Ti
                 except (Missing, RuntimeError) as failure:
                     wanted.remove(system)
                     tell("Spark's rows", system, failure)
-        job = Client([sys.executable, str(CLIENTS / "spark_job.py"), str(jars(cache, "spark") or "")], os.environ)
+        job = Client(
+            [sys.executable, str(CLIENTS / "spark_job.py"), str(jars(cache, "spark") or "")],
+            os.environ,
+        )
         stack.enter_context(closing(job))
         stage = Stage(job, servers, folder, python)
         for row in rows:
-            stage.measure(row, [system for system in row.ways if system in wanted], times, run, tell)
+            stage.measure(
+                row, [system for system in row.ways if system in wanted], times, run, tell
+            )

@@ -28,10 +28,16 @@ def compare(wanted: Sequence[int], got: Sequence[Sequence[int]]) -> Compared:
     """By number in the ring: how often it was acknowledged, and how often it arrived at each consumer."""
     arrived = [sum(each) for each in zip(*got, strict=True)]
     pairs = list(zip(wanted, arrived, strict=True))
-    return Compared(sum(wanted), sum(max(want - had, 0) for want, had in pairs), sum(max(had - want, 0) for want, had in pairs))
+    return Compared(
+        sum(wanted),
+        sum(max(want - had, 0) for want, had in pairs),
+        sum(max(had - want, 0) for want, had in pairs),
+    )
 
 
-def figures_of(reports: Sequence[Mapping[str, Any]], server_s: float, row: Row, found: Compared) -> Figures:
+def figures_of(
+    reports: Sequence[Mapping[str, Any]], server_s: float, row: Row, found: Compared
+) -> Figures:
     """The figures of one run. `reports`: those of the clients that the row measures; `server_s`: the server's CPU time meanwhile."""
     count = max(found.count, 1)
     figures = {
@@ -49,10 +55,16 @@ def figures_of(reports: Sequence[Mapping[str, Any]], server_s: float, row: Row, 
 
 def summary(runs: Sequence[Figures]) -> dict[str, tuple[float, float, float]]:
     """By figure: median, least and most of the runs."""
-    return {name: (statistics.median(values), min(values), max(values)) for name in runs[0] for values in [[each[name] for each in runs]]}
+    return {
+        name: (statistics.median(values), min(values), max(values))
+        for name in runs[0]
+        for values in [[each[name] for each in runs]]
+    }
 
 
-def ratio(ours: Mapping[str, tuple[float, float, float]], theirs: Mapping[str, tuple[float, float, float]]) -> float:
+def ratio(
+    ours: Mapping[str, tuple[float, float, float]], theirs: Mapping[str, tuple[float, float, float]]
+) -> float:
     """How many times as good the first is: by rate, or by median latency where the rate is given."""
     if P50 in ours and P50 in theirs:
         return theirs[P50][0] / max(ours[P50][0], 1e-9)

@@ -95,7 +95,9 @@ def decode_rule(rule_id: str, data: bytes) -> AccessRule | None:
         raise InvalidArgument(f"the effect of a rule is allow or deny, not {found['effect']!r}")
     is_deny, kind = found["effect"] == "deny", ResourceKind(found["kind"])
     at = found.get("by", ""), found.get("at_ms", 0)
-    return AccessRule(rule_id, is_deny, found["principal"], known, kind, found["pattern"], *at).check()
+    return AccessRule(
+        rule_id, is_deny, found["principal"], known, kind, found["pattern"], *at
+    ).check()
 
 
 def encode_role(record: RoleRecord) -> bytes:
@@ -104,29 +106,46 @@ def encode_role(record: RoleRecord) -> bytes:
 
 def decode_role(name: str, data: bytes) -> RoleRecord:
     """Decode a role. Raises ValueError, KeyError, TypeError, QmqError."""
-    return RoleRecord(name, frozenset(str(Principal.parse(each)) for each in json.loads(data)["members"]))
+    return RoleRecord(
+        name, frozenset(str(Principal.parse(each)) for each in json.loads(data)["members"])
+    )
 
 
 def encode_token(record: TokenRecord) -> bytes:
-    return _json(principal=str(record.principal), digest=record.digest, ends_ms=record.ends_ms, by=record.by, at_ms=record.at_ms)
+    return _json(
+        principal=str(record.principal),
+        digest=record.digest,
+        ends_ms=record.ends_ms,
+        by=record.by,
+        at_ms=record.at_ms,
+    )
 
 
 def decode_token(token_id: str, data: bytes) -> TokenRecord:
     """Decode a token's record. Raises ValueError, KeyError, TypeError, QmqError."""
     found = json.loads(data)
     return TokenRecord(
-        token_id, Principal.parse(found["principal"]), found["digest"], found.get("ends_ms", 0), found.get("by", ""), found.get("at_ms", 0)
+        token_id,
+        Principal.parse(found["principal"]),
+        found["digest"],
+        found.get("ends_ms", 0),
+        found.get("by", ""),
+        found.get("at_ms", 0),
     )
 
 
 def encode_quota(quota: Quota) -> bytes:
-    return _json(principal=quota.principal, **quota.limits(), **({"is_team": True} if quota.is_team else {}))
+    return _json(
+        principal=quota.principal, **quota.limits(), **({"is_team": True} if quota.is_team else {})
+    )
 
 
 def decode_quota(quota_id: str, data: bytes) -> Quota:
     """Decode a quota. Raises ValueError, KeyError, TypeError, QmqError."""
     found = json.loads(data)
-    return Quota.of(quota_id, found.pop("principal"), found, is_team=found.pop("is_team", False) is True)
+    return Quota.of(
+        quota_id, found.pop("principal"), found, is_team=found.pop("is_team", False) is True
+    )
 
 
 def rule_key(rule_id: str) -> str:
@@ -153,7 +172,8 @@ def read_access(state: AccessState, key: str, item: KeyValue | None) -> None:
         _read(state, key, None if item is None else item.value)
     except (ValueError, TypeError, KeyError, AttributeError, QmqError):
         log.exception(
-            "the access record at %s in the coordination store cannot be read: all requests are refused until it is corrected", key
+            "the access record at %s in the coordination store cannot be read: all requests are refused until it is corrected",
+            key,
         )
         state.unreadable.add(key)
         if key == MODE:

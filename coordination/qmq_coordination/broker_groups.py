@@ -47,7 +47,14 @@ from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 from qmq.errors import CoordinationError, DiskFull, LeaseNotFound
-from qmq_coordination.coordination_store import NO_LEASE, CoordinationStore, KeyListing, KeyValue, Put, absent
+from qmq_coordination.coordination_store import (
+    NO_LEASE,
+    CoordinationStore,
+    KeyListing,
+    KeyValue,
+    Put,
+    absent,
+)
 
 GROUPS: Final = "/qmq/groups/"
 REPLICAS: Final = "/qmq/replicas/"
@@ -236,7 +243,12 @@ class Registration:
     """Keeps a replica's keys alive, and registers again if the lease was lost."""
 
     def __init__(
-        self, store: CoordinationStore, record: ReplicaRecord, *, also: Mapping[str, bytes] | None = None, lease_s: float = LEASE_S
+        self,
+        store: CoordinationStore,
+        record: ReplicaRecord,
+        *,
+        also: Mapping[str, bytes] | None = None,
+        lease_s: float = LEASE_S,
     ) -> None:
         self._store = store
         self._record = record
@@ -265,7 +277,9 @@ class Registration:
         """Replace the record under the present lease. Raises CoordinationError; the next registration then has the new record."""
         self._record = record
         presence = Put(presence_key(record.group, record.replica), record.encode(), self._lease)
-        await self._store.txn([], [Put(replica_key(record.group, record.replica), record.encode()), presence])
+        await self._store.txn(
+            [], [Put(replica_key(record.group, record.replica), record.encode()), presence]
+        )
 
     async def _keep_alive(self) -> None:
         while True:
@@ -275,10 +289,16 @@ class Registration:
                 if not await self._is_there():
                     raise LeaseNotFound("the keys are deleted, or belong to an earlier lease")
             except LeaseNotFound as failure:
-                log.warning("%s: its registration was lost, registering again: %s", self._record.replica, failure)
+                log.warning(
+                    "%s: its registration was lost, registering again: %s",
+                    self._record.replica,
+                    failure,
+                )
                 await self._register_surely()
             except (CoordinationError, DiskFull) as failure:
-                log.warning("%s: keeping the registration alive failed: %s", self._record.replica, failure)
+                log.warning(
+                    "%s: keeping the registration alive failed: %s", self._record.replica, failure
+                )
 
     async def _is_there(self) -> bool:
         """True if the keys exist under our lease. A late try with a lost answer may have put them under another lease, which is not
@@ -293,7 +313,9 @@ class Registration:
                 await self._register()
                 return
             except (CoordinationError, DiskFull) as failure:
-                log.warning("%s: registering failed, trying again: %s", self._record.replica, failure)
+                log.warning(
+                    "%s: registering failed, trying again: %s", self._record.replica, failure
+                )
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
 
     async def stop(self) -> None:

@@ -162,7 +162,12 @@ class CoordinationStore(Protocol):
         """Delete keys. Returns their number."""
         ...
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         """Compare and act atomically. Raises LeaseNotFound."""
         ...
 
@@ -230,7 +235,12 @@ class TxnDecision:
 
 
 async def txn_decided(
-    store: CoordinationStore, compares: Sequence[Compare], puts: Sequence[Operation], *, proof: Put, within_s: float = WITHIN_S
+    store: CoordinationStore,
+    compares: Sequence[Compare],
+    puts: Sequence[Operation],
+    *,
+    proof: Put,
+    within_s: float = WITHIN_S,
 ) -> TxnDecision:
     """Execute a transaction and return its outcome. If the answer is lost, read the outcome back. `proof` is one of `puts`; its value must
     be unique to this call.
@@ -248,19 +258,27 @@ async def txn_decided(
             async with asyncio.timeout(within_s):
                 return await _read_back(store, compares, proof, before)
         except TimeoutError:
-            raise CoordinationUnknown(f"the outcome for {proof.key} could not be read back within {within_s:g} s") from lost
+            raise CoordinationUnknown(
+                f"the outcome for {proof.key} could not be read back within {within_s:g} s"
+            ) from lost
     return TxnDecision(TxnFate.DONE if done.succeeded else TxnFate.NOT_DONE, done.revision)
 
 
-async def _read_back(store: CoordinationStore, compares: Sequence[Compare], proof: Put, before: int) -> TxnDecision:
+async def _read_back(
+    store: CoordinationStore, compares: Sequence[Compare], proof: Put, before: int
+) -> TxnDecision:
     is_over = False
     for compare in compares:
         # Read before the history: from here on the transaction cannot be executed any more, so the history is complete.
-        is_over = is_over or _never_again(compare, await _answered(partial(store.get, compare.key)), before)
+        is_over = is_over or _never_again(
+            compare, await _answered(partial(store.get, compare.key)), before
+        )
     listing = await _answered(partial(store.list, proof.key, limit=1))
     item = listing.items[0] if listing.items and listing.items[0].key == proof.key else None
     if item is None:
-        raise CoordinationUnknown(f"{proof.key} does not exist now: it was never written, or it was deleted later")
+        raise CoordinationUnknown(
+            f"{proof.key} does not exist now: it was never written, or it was deleted later"
+        )
     found = item.mod_revision if item.value == proof.value else None
     if found is None and item.mod_revision > before:
         found = await _in_history(store, proof, before + 1, item.mod_revision)
@@ -287,7 +305,11 @@ async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int
         try:
             async for changes in watch:
                 for event in changes.events:
-                    if event.key == proof.key and event.now is not None and event.now.value == proof.value:
+                    if (
+                        event.key == proof.key
+                        and event.now is not None
+                        and event.now.value == proof.value
+                    ):
                         return event.mod_revision
                 if changes.revision >= end:
                     return None
@@ -300,5 +322,8 @@ async def _in_history(store: CoordinationStore, proof: Put, start: int, end: int
 
 async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
     """Repeat a read, with jitter, until it is answered. The caller sets the time limit."""
-    retrying = AsyncRetrying(retry=retry_if_exception_type(CoordinationUnavailable), wait=wait_random_exponential(multiplier=0.05, max=1))
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(CoordinationUnavailable),
+        wait=wait_random_exponential(multiplier=0.05, max=1),
+    )
     return await retrying(ask)

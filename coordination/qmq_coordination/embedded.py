@@ -28,7 +28,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, DiskFull, FolderInUse, LeaseNotFound, LogDamaged
+from qmq.errors import (
+    Compacted,
+    CoordinationError,
+    CoordinationUnavailable,
+    DiskFull,
+    FolderInUse,
+    LeaseNotFound,
+    LogDamaged,
+)
 from qmq.limits import KIB
 from qmq.process.files import FILE_MODE, make_private
 from qmq.rpc.request_changes import note_change
@@ -143,7 +151,9 @@ class Rows:
 
     def number(self, name: str) -> int:
         """A counter of the meta table."""
-        found: int = self._db.execute("SELECT number FROM meta WHERE name = ?", (name,)).fetchone()[0]
+        found: int = self._db.execute("SELECT number FROM meta WHERE name = ?", (name,)).fetchone()[
+            0
+        ]
         return found
 
     def set_number(self, name: str, number: int) -> None:
@@ -159,9 +169,21 @@ class Rows:
         )
         return [_item(row) for row in found]
 
-    def insert(self, key: str, mod: int, sub: int, created: int, version: int, value: bytes | None, lease: int) -> None:
+    def insert(
+        self,
+        key: str,
+        mod: int,
+        sub: int,
+        created: int,
+        version: int,
+        value: bytes | None,
+        lease: int,
+    ) -> None:
         """Add a version of a key; a second one in the same revision replaces the first."""
-        self._db.execute("INSERT OR REPLACE INTO kv VALUES (?,?,?,?,?,?,?)", (key, mod, sub, created, version, value, lease))
+        self._db.execute(
+            "INSERT OR REPLACE INTO kv VALUES (?,?,?,?,?,?,?)",
+            (key, mod, sub, created, version, value, lease),
+        )
 
     def events(self, prefix: str, after: int) -> list[WatchEvent]:
         """Changes under a prefix after revision `after`, in order: about a thousand, always whole revisions."""
@@ -176,7 +198,10 @@ class Rows:
 
     def compact(self, revision: int) -> None:
         """Drop versions that were replaced or deleted at or before `revision`."""
-        self._db.execute("DELETE FROM kv WHERE mod < (SELECT max(mod) FROM kv AS b WHERE b.key = kv.key AND b.mod <= ?)", (revision,))
+        self._db.execute(
+            "DELETE FROM kv WHERE mod < (SELECT max(mod) FROM kv AS b WHERE b.key = kv.key AND b.mod <= ?)",
+            (revision,),
+        )
         self._db.execute("DELETE FROM kv WHERE value IS NULL AND mod <= ?", (revision,))
 
     def leases(self) -> dict[LeaseId, float]:
@@ -195,7 +220,11 @@ class Rows:
 
     def keys_of_lease(self, lease: LeaseId, revision: int) -> list[KeyValue]:
         """The keys that belong to the lease."""
-        return [item for item in self.select("", is_prefix=True, revision=revision) if item.lease == lease]
+        return [
+            item
+            for item in self.select("", is_prefix=True, revision=revision)
+            if item.lease == lease
+        ]
 
     def close(self) -> None:
         self._db.close()
@@ -227,7 +256,9 @@ _RELATIONS: Final[dict[str, Callable[[int | bytes, int | bytes], bool]]] = {
 class EmbeddedStore:
     """A CoordinationStore in this process. `monotonic_s` is the clock of the leases."""
 
-    def __init__(self, path: Path | None = None, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: Path | None = None, *, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
         """Open `path`, or a store in memory. Raises FolderInUse, LogDamaged, DiskFull."""
         self._lock = _lock(path) if path is not None else None
         try:
@@ -267,7 +298,9 @@ class EmbeddedStore:
     def _require_kept(self, revision: int) -> None:
         compacted = self._rows.number("compacted")
         if revision < compacted:
-            raise Compacted(f"revision {revision} is compacted away; the oldest is {compacted}: list again and continue from there")
+            raise Compacted(
+                f"revision {revision} is compacted away; the oldest is {compacted}: list again and continue from there"
+            )
 
     # --- changing ------------------------------------------------------------------------------------------------------
 
@@ -277,12 +310,22 @@ class EmbeddedStore:
     async def delete(self, key: str, *, is_prefix: bool = False) -> int:
         return len((await self.txn((), (Delete(key, is_prefix),))).results[0])
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         _check_request(compares, success, failure)
         self.expire_leases()
         return self._txn(compares, success, failure)
 
-    def _txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
+    def _txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation],
+    ) -> TxnResult:
         before = self._revision()
         with self._rows.transaction():
             succeeded = all(self._holds(compare, before) for compare in compares)
@@ -423,7 +466,9 @@ class _Change:
 
     def do(self, operation: Operation) -> list[KeyValue]:
         if isinstance(operation, Get):
-            return self._rows.select(operation.key, is_prefix=operation.is_prefix, revision=self._revision)
+            return self._rows.select(
+                operation.key, is_prefix=operation.is_prefix, revision=self._revision
+            )
         if isinstance(operation, Put):
             self._put(operation)
             return []
@@ -443,7 +488,9 @@ class _Change:
             self._insert(item.key, 0, 0, None, 0)
         return found
 
-    def _insert(self, key: str, created: int, version: int, value: bytes | None, lease: int) -> None:
+    def _insert(
+        self, key: str, created: int, version: int, value: bytes | None, lease: int
+    ) -> None:
         self._rows.insert(key, self._revision, self.count, created, version, value, lease)
         self.count += 1
 
@@ -453,18 +500,26 @@ def _require_key(key: str) -> None:
         raise CoordinationError("a key must not be empty")
 
 
-def _check_request(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> None:
+def _check_request(
+    compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]
+) -> None:
     """Make etcd's checks before a comparison (server/etcdserver/api/v3rpc/key.go, checkTxnRequest)."""
     for compare in compares:
         _require_key(compare.key)
     if max(len(compares), len(success), len(failure)) > OPERATIONS_MAX:
-        raise CoordinationError(f"too many operations in one transaction: at most {OPERATIONS_MAX} of a kind")
+        raise CoordinationError(
+            f"too many operations in one transaction: at most {OPERATIONS_MAX} of a kind"
+        )
     size = 0
     for operations in (success, failure):
         _check_overlap(operations)
-        size += sum(len(each.key.encode()) + len(each.value) for each in operations if isinstance(each, Put))
+        size += sum(
+            len(each.key.encode()) + len(each.value) for each in operations if isinstance(each, Put)
+        )
     if size > REQUEST_BYTES_MAX:
-        raise CoordinationError(f"the request is too large: {size} bytes, at most {REQUEST_BYTES_MAX}")
+        raise CoordinationError(
+            f"the request is too large: {size} bytes, at most {REQUEST_BYTES_MAX}"
+        )
 
 
 def _check_overlap(operations: Sequence[Operation]) -> None:
@@ -479,7 +534,15 @@ def _check_overlap(operations: Sequence[Operation]) -> None:
             puts.add(operation.key)
     for operation in operations:
         if isinstance(operation, Delete):
-            hit = next((key for key in puts if key == operation.key or (operation.is_prefix and key.startswith(operation.key))), None)
+            hit = next(
+                (
+                    key
+                    for key in puts
+                    if key == operation.key
+                    or (operation.is_prefix and key.startswith(operation.key))
+                ),
+                None,
+            )
             if hit is not None:
                 raise CoordinationError(f"{hit} is set and deleted in one transaction")
 
@@ -493,7 +556,9 @@ def _by_revision(events: list[WatchEvent]) -> list[WatchedChanges]:
 
 def _lock(path: Path) -> int:
     make_private(path.parent)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))  # SQLite's journal files inherit these permissions
+    os.close(
+        os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    )  # SQLite's journal files inherit these permissions
     fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -117,10 +117,16 @@ class Fence:
         """True until the record of the fence's change has the seal of partition `number`. `change` is the record that leads to
         `to_version`: None, or another one, if the subject was deleted since.
         """
-        return change is not None and change.id == self.change_id and change.sealed.get(number, FENCED) == FENCED
+        return (
+            change is not None
+            and change.id == self.change_id
+            and change.sealed.get(number, FENCED) == FENCED
+        )
 
     def encode(self) -> bytes:
-        return json.dumps({"change_id": self.change_id, "to_version": self.to_version}, sort_keys=True).encode()
+        return json.dumps(
+            {"change_id": self.change_id, "to_version": self.to_version}, sort_keys=True
+        ).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Fence:
@@ -140,7 +146,11 @@ class MemberRecord:
     condition: str | None = None
 
     def encode(self) -> bytes:
-        found: dict[str, str | int] = {"consumer": self.consumer, "incarnation": self.incarnation, "since_ms": self.since_ms}
+        found: dict[str, str | int] = {
+            "consumer": self.consumer,
+            "incarnation": self.incarnation,
+            "since_ms": self.since_ms,
+        }
         if self.condition is not None:
             found["condition"] = self.condition
         return json.dumps(found, sort_keys=True).encode()
@@ -148,7 +158,9 @@ class MemberRecord:
     @classmethod
     def decode(cls, data: bytes) -> MemberRecord:
         found = json.loads(data)
-        return cls(found["consumer"], found["incarnation"], found["since_ms"], found.get("condition"))
+        return cls(
+            found["consumer"], found["incarnation"], found["since_ms"], found.get("condition")
+        )
 
 
 @dataclass(slots=True)
@@ -177,8 +189,15 @@ class OrderedState:
     @property
     def fenced(self) -> list[int]:
         """The fenced partitions of older versions. Their broker groups have not reported the seal yet."""
-        published = [change for version, change in sorted(self.changes.items()) if version <= self.latest]
-        return [number for change in published for number, sequence in sorted(change.sealed.items()) if sequence == FENCED]
+        published = [
+            change for version, change in sorted(self.changes.items()) if version <= self.latest
+        ]
+        return [
+            number
+            for change in published
+            for number, sequence in sorted(change.sealed.items())
+            if sequence == FENCED
+        ]
 
     def partition(self, number: int) -> PhysicalPartition | None:
         """The partition with that number. Partitions never change."""
@@ -189,7 +208,11 @@ class OrderedState:
     def pending(self) -> Change | None:
         """The change under way: prepared or sealed, not published."""
         change = self.changes.get(self.latest + 1)
-        return change if change is not None and change.phase in (Phase.PREPARED, Phase.SEALED) else None
+        return (
+            change
+            if change is not None and change.phase in (Phase.PREPARED, Phase.SEALED)
+            else None
+        )
 
     def put(self, item: KeyValue) -> None:
         """Apply an item. An item of an unknown kind is kept and has no effect."""

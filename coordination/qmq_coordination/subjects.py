@@ -41,7 +41,16 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, SubjectExists, UnknownSubject
-from qmq.model import BROADCAST, Fencing, GroupSettings, Order, SubjectConfig, SubjectFlush, base_group, check_name
+from qmq.model import (
+    BROADCAST,
+    Fencing,
+    GroupSettings,
+    Order,
+    SubjectConfig,
+    SubjectFlush,
+    base_group,
+    check_name,
+)
 from qmq_coordination.coordination_store import CoordinationStore, KeyValue, Put, absent, unchanged
 
 PREFIX: Final = "/qmq/subjects/"
@@ -58,7 +67,10 @@ def subject_key(name: str) -> str:
 
 
 def encode_subject(config: SubjectConfig) -> bytes:
-    found = {name: value.value if isinstance(value, Enum) else value for name, value in asdict(config).items()}
+    found = {
+        name: value.value if isinstance(value, Enum) else value
+        for name, value in asdict(config).items()
+    }
     return json.dumps(found, sort_keys=True).encode()
 
 
@@ -70,7 +82,9 @@ def decode_subject(item: KeyValue) -> SubjectConfig:
         "fencing": Fencing(found.get("fencing", "lease")),
         "flush": SubjectFlush(found.get("flush", "default")),
     }
-    return SubjectConfig(**{**found, **{name: tuple(found.get(name, ())) for name in _TUPLES}, **enums})
+    return SubjectConfig(
+        **{**found, **{name: tuple(found.get(name, ())) for name in _TUPLES}, **enums}
+    )
 
 
 def is_deleting(item: KeyValue) -> bool:
@@ -79,17 +93,23 @@ def is_deleting(item: KeyValue) -> bool:
 
 
 def _going(name: str) -> UnknownSubject:
-    return UnknownSubject(f"subject {name!r} is being deleted: wait until that is done, then create it again")
+    return UnknownSubject(
+        f"subject {name!r} is being deleted: wait until that is done, then create it again"
+    )
 
 
 class SubjectCatalog:
     """Subjects in the coordination store."""
 
-    def __init__(self, store: CoordinationStore, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(
+        self, store: CoordinationStore, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
         self._store = store
         self._sleep = sleep
 
-    async def create(self, config: SubjectConfig, *, is_placed: bool = False, also: Sequence[Put] = ()) -> SubjectConfig:
+    async def create(
+        self, config: SubjectConfig, *, is_placed: bool = False, also: Sequence[Put] = ()
+    ) -> SubjectConfig:
         """Create a subject, or return the existing one if it has the same settings.
 
         `is_placed`: the caller chose the broker groups, so they count as settings. `also` is put in the same transaction (for example, an
@@ -99,10 +119,14 @@ class SubjectCatalog:
         key = subject_key(config.name)
         while True:
             try:
-                if (await self._store.txn([absent(key)], [Put(key, encode_subject(config)), *also])).succeeded:
+                if (
+                    await self._store.txn([absent(key)], [Put(key, encode_subject(config)), *also])
+                ).succeeded:
                     return config
             except CoordinationUnknown:
-                await self._sleep(PAUSE_S)  # if the change was made, the comparison fails and the record is ours
+                await self._sleep(
+                    PAUSE_S
+                )  # if the change was made, the comparison fails and the record is ours
                 continue
             item = await self._store.get(key)
             if item is None:
@@ -131,13 +155,19 @@ class SubjectCatalog:
 
     async def list(self, prefix: str = "") -> list[SubjectConfig]:
         """All subjects that begin with `prefix`, in order."""
-        return [decode_subject(item) for item in (await self._store.list(PREFIX + prefix)).items if not is_deleting(item)]
+        return [
+            decode_subject(item)
+            for item in (await self._store.list(PREFIX + prefix)).items
+            if not is_deleting(item)
+        ]
 
     async def alter(self, config: SubjectConfig) -> SubjectConfig:
         """Replace a subject's settings. Raises UnknownSubject."""
         return await self.update(config.name, lambda _: config)
 
-    async def update(self, name: str, change: Callable[[SubjectConfig], SubjectConfig]) -> SubjectConfig:
+    async def update(
+        self, name: str, change: Callable[[SubjectConfig], SubjectConfig]
+    ) -> SubjectConfig:
         """Replace a subject by the result of `change`, which may be called again. Raises UnknownSubject, and the errors of `change`."""
         key = subject_key(name)
         while True:
@@ -149,10 +179,14 @@ class SubjectCatalog:
             if after == before:
                 return after
             try:
-                if (await self._store.txn([unchanged(found)], [Put(key, encode_subject(after))])).succeeded:
+                if (
+                    await self._store.txn([unchanged(found)], [Put(key, encode_subject(after))])
+                ).succeeded:
                     return after
             except CoordinationUnknown:
-                await self._sleep(PAUSE_S)  # if the change was made, `change` has nothing left to do
+                await self._sleep(
+                    PAUSE_S
+                )  # if the change was made, `change` has nothing left to do
 
     async def begin_deleting(self, name: str) -> KeyValue:
         """Mark the subject as being deleted, and return its record. Raises UnknownSubject."""
@@ -161,7 +195,9 @@ class SubjectCatalog:
             found = await self._existing(name)
             if is_deleting(found):
                 return found
-            marked = json.dumps({**json.loads(found.value), _DELETING: True}, sort_keys=True).encode()
+            marked = json.dumps(
+                {**json.loads(found.value), _DELETING: True}, sort_keys=True
+            ).encode()
             try:
                 await self._store.txn([unchanged(found)], [Put(key, marked)])
             except CoordinationUnknown:
@@ -169,7 +205,12 @@ class SubjectCatalog:
 
 
 def _settings(config: SubjectConfig, is_placed: bool) -> SubjectConfig:
-    return replace(config, groups=tuple(sorted(config.groups)) if is_placed else (), former_groups=(), created_by="")
+    return replace(
+        config,
+        groups=tuple(sorted(config.groups)) if is_placed else (),
+        former_groups=(),
+        created_by="",
+    )
 
 
 SCHEMAS: Final = "/qmq/schemas/"
@@ -214,18 +255,26 @@ class Whom(NamedTuple):
             check_subject(self.subject)
             check_name("group", self.group)
         elif self.subject or self.group:
-            raise InvalidArgument("a pause of a client covers everything that it consumes: name no subject and no group")
+            raise InvalidArgument(
+                "a pause of a client covers everything that it consumes: name no subject and no group"
+            )
         if self.kind is not PauseKind.GROUP:
             check_name(self.kind.value, self.name)
         elif self.name:
-            raise InvalidArgument("a pause of a group names no consumer: for one consumer, the kind of the pause is 'consumer'")
+            raise InvalidArgument(
+                "a pause of a group names no consumer: for one consumer, the kind of the pause is 'consumer'"
+            )
         return self
 
     def __str__(self) -> str:
         where = f" on {'all subjects' if self.subject == EVERY else self.subject}"
         if self.kind is PauseKind.GROUP:
             return f"group {self.group}{where}"
-        return f"client {self.name}" if self.kind is PauseKind.CLIENT else f"consumer {self.name} of group {self.group}{where}"
+        return (
+            f"client {self.name}"
+            if self.kind is PauseKind.CLIENT
+            else f"consumer {self.name} of group {self.group}{where}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +285,9 @@ class PauseRecord:
     reason: str = ""
 
     def encode(self) -> bytes:
-        return json.dumps({"since_ms": self.since_ms, "reason": self.reason}, sort_keys=True).encode()
+        return json.dumps(
+            {"since_ms": self.since_ms, "reason": self.reason}, sort_keys=True
+        ).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> PauseRecord:
@@ -244,7 +295,9 @@ class PauseRecord:
         found = json.loads(data)
         since_ms, reason = found["since_ms"], found.get("reason", "")
         if not _is_int(since_ms) or not isinstance(reason, str):
-            raise InvalidArgument(f"a pause has since_ms, an int, and a reason, a string, not {found}")
+            raise InvalidArgument(
+                f"a pause has since_ms, an int, and a reason, a string, not {found}"
+            )
         return cls(since_ms, reason)
 
 
@@ -276,15 +329,21 @@ class SettingsRecord:
 
     def encode(self) -> bytes:
         found = {"attempts_max": self.attempts_max, "retry_delays_ms": self.retry_delays_ms}
-        return json.dumps({name: value for name, value in found.items() if value is not None}, sort_keys=True).encode()
+        return json.dumps(
+            {name: value for name, value in found.items() if value is not None}, sort_keys=True
+        ).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> SettingsRecord:
         """Decode settings. Unknown fields, of a newer release, are ignored. Raises ValueError, InvalidArgument."""
         found: dict[str, Any] = json.loads(data)
         attempts, delays = found.get("attempts_max"), found.get("retry_delays_ms")
-        if not (attempts is None or _is_int(attempts)) or not (delays is None or (isinstance(delays, list) and all(map(_is_int, delays)))):
-            raise InvalidArgument(f"settings of a group are attempts_max, an int, and retry_delays_ms, a list of ints, not {found}")
+        if not (attempts is None or _is_int(attempts)) or not (
+            delays is None or (isinstance(delays, list) and all(map(_is_int, delays)))
+        ):
+            raise InvalidArgument(
+                f"settings of a group are attempts_max, an int, and retry_delays_ms, a list of ints, not {found}"
+            )
         return cls(attempts, None if delays is None else tuple(delays)).check()
 
 
@@ -365,7 +424,11 @@ def pause_key(whom: Whom) -> str:
 def whom_of(key: str) -> Whom:
     """The target of a pause key. Raises ValueError, TypeError, InvalidName, InvalidArgument."""
     kind, *names = key[len(PAUSES) :].split("/")
-    found = Whom(PauseKind.CLIENT, "", "", *names) if kind == PauseKind.CLIENT.value else Whom(PauseKind(kind), *names)
+    found = (
+        Whom(PauseKind.CLIENT, "", "", *names)
+        if kind == PauseKind.CLIENT.value
+        else Whom(PauseKind(kind), *names)
+    )
     if pause_key(found) != key:
         raise InvalidArgument(f"{key} names no group, consumer or client")
     return found

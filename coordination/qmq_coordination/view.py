@@ -30,10 +30,36 @@ from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, Qm
 from qmq.model import Order, SubjectConfig
 from qmq.security.access import AccessState
 from qmq_coordination.access_records import ACCESS, read_access
-from qmq_coordination.broker_groups import CLUSTER, GROUPS, PRESENCE, REPLICAS, BrokerGroupState, ReplicaRecord
-from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue, WatchedChanges
-from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTES, Fence, MemberRecord, OrderedState
-from qmq_coordination.subjects import PAUSES, SETTINGS, DeliverySettings, decode_subject, is_deleting
+from qmq_coordination.broker_groups import (
+    CLUSTER,
+    GROUPS,
+    PRESENCE,
+    REPLICAS,
+    BrokerGroupState,
+    ReplicaRecord,
+)
+from qmq_coordination.coordination_store import (
+    CoordinationStore,
+    KeyListing,
+    KeyValue,
+    WatchedChanges,
+)
+from qmq_coordination.ordered_records import (
+    ASSIGNMENTS,
+    FENCES,
+    MEMBERS,
+    ROUTES,
+    Fence,
+    MemberRecord,
+    OrderedState,
+)
+from qmq_coordination.subjects import (
+    PAUSES,
+    SETTINGS,
+    DeliverySettings,
+    decode_subject,
+    is_deleting,
+)
 from qmq_coordination.subjects import PREFIX as SUBJECTS
 
 log = logging.getLogger("qmq.coordination")
@@ -67,7 +93,15 @@ class ViewChange:
     """Those of `subjects` that did not exist before. Nobody can know anything about them that is no longer true."""
 
     def __bool__(self) -> bool:
-        return bool(self.subjects or self.groups or self.replicas or self.fenced or self.consumption or self.delivery or self.access)
+        return bool(
+            self.subjects
+            or self.groups
+            or self.replicas
+            or self.fenced
+            or self.consumption
+            or self.delivery
+            or self.access
+        )
 
 
 OnChange = Callable[[ViewChange], None]
@@ -100,8 +134,14 @@ class Picture:
             return ViewChange()
         now = {item.key: item for item in listing.items}
         created = now.keys() - self.items.keys()
-        gone = [item for key, item in self.items.items() if key not in now and item.mod_revision <= listing.revision]
-        changed = [self._put(item) for item in now.values()] + [self._drop(item.key) for item in gone]
+        gone = [
+            item
+            for key, item in self.items.items()
+            if key not in now and item.mod_revision <= listing.revision
+        ]
+        changed = [self._put(item) for item in now.values()] + [
+            self._drop(item.key) for item in gone
+        ]
         self.revision = listing.revision
         return _change([key for key in changed if key], created)
 
@@ -111,7 +151,14 @@ class Picture:
             return ViewChange()
         self.revision = changes.revision
         created = {event.key for event in changes.events if event.key not in self.items}
-        return _change([key for event in changes.events if (key := self._event(event.key, event.mod_revision, event.now))], created)
+        return _change(
+            [
+                key
+                for event in changes.events
+                if (key := self._event(event.key, event.mod_revision, event.now))
+            ],
+            created,
+        )
 
     def learn(self, item: KeyValue) -> ViewChange:
         """Apply one key that was read alone. The key may be newer than the revision."""
@@ -153,7 +200,11 @@ class Picture:
             elif key.startswith((REPLICAS, PRESENCE)):
                 kind = self.replicas if key.startswith(REPLICAS) else self.present
                 group, _, replica = key.split("/", 3)[3].partition("/")
-                _keep(kind.setdefault(group, {}), replica, None if item is None else ReplicaRecord.decode(item.value))
+                _keep(
+                    kind.setdefault(group, {}),
+                    replica,
+                    None if item is None else ReplicaRecord.decode(item.value),
+                )
             elif key.startswith(_ORDERED):
                 self._read_ordered(key, item)
             elif key.startswith(_DELIVERY):
@@ -192,13 +243,25 @@ class Picture:
                 state.put(item)
         elif key.startswith(FENCES):
             group, subject, number = key[len(FENCES) :].split("/")
-            _keep(self.fences.setdefault(group, {}), (subject, int(number)), None if item is None else Fence.decode(item.value))
+            _keep(
+                self.fences.setdefault(group, {}),
+                (subject, int(number)),
+                None if item is None else Fence.decode(item.value),
+            )
         elif key.startswith(MEMBERS):
             subject, group, consumer = key[len(MEMBERS) :].split("/")
-            _keep(self.members.setdefault((subject, group), {}), consumer, None if item is None else MemberRecord.decode(item.value))
+            _keep(
+                self.members.setdefault((subject, group), {}),
+                consumer,
+                None if item is None else MemberRecord.decode(item.value),
+            )
         else:
             subject, _, group = key[len(ASSIGNMENTS) :].partition("/")
-            _keep(self.assignments, (subject, group), None if item is None else Assignment.decode(item.value))
+            _keep(
+                self.assignments,
+                (subject, group),
+                None if item is None else Assignment.decode(item.value),
+            )
 
 
 _ORDERED: Final = (ROUTES, FENCES, MEMBERS, ASSIGNMENTS)
@@ -224,12 +287,23 @@ def _change(keys: list[str], created: set[str]) -> ViewChange:
             ]
         ),
         frozenset(key[len(GROUPS) :].rpartition("/")[0] for key in keys if key.startswith(GROUPS)),
-        frozenset(key.split("/", 3)[3].partition("/")[0] for key in keys if key.startswith((REPLICAS, PRESENCE))),
+        frozenset(
+            key.split("/", 3)[3].partition("/")[0]
+            for key in keys
+            if key.startswith((REPLICAS, PRESENCE))
+        ),
         frozenset(key[len(FENCES) :].partition("/")[0] for key in keys if key.startswith(FENCES)),
-        frozenset(pair for key in keys if key.startswith((ROUTES, MEMBERS, ASSIGNMENTS)) and (pair := _consumption(key)) is not None),
+        frozenset(
+            pair
+            for key in keys
+            if key.startswith((ROUTES, MEMBERS, ASSIGNMENTS))
+            and (pair := _consumption(key)) is not None
+        ),
         any(key.startswith(_DELIVERY) for key in keys),
         any(key.startswith(ACCESS) for key in keys),
-        frozenset(key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS) and key in created),
+        frozenset(
+            key[len(SUBJECTS) :] for key in keys if key.startswith(SUBJECTS) and key in created
+        ),
     )
 
 
@@ -270,7 +344,11 @@ class ClusterView:
 
     def subjects(self, prefix: str = "") -> list[SubjectConfig]:
         """All subjects that begin with `prefix`, in order."""
-        return [config for name, config in sorted(self._picture.subjects.items()) if name.startswith(prefix)]
+        return [
+            config
+            for name, config in sorted(self._picture.subjects.items())
+            if name.startswith(prefix)
+        ]
 
     def subject_names(self) -> Collection[str]:
         """The names of all subjects, in no order. The set changes with the picture: do not keep it."""
@@ -278,8 +356,15 @@ class ClusterView:
 
     def ordered_subjects(self) -> list[tuple[SubjectConfig, OrderedState]]:
         """All ordered subjects, in order. Unlike `subjects`, this costs nothing where there are many unordered ones."""
-        found = [(self._picture.subjects.get(name), state) for name, state in sorted(self._picture.ordered.items())]
-        return [(config, state) for config, state in found if config is not None and config.order is not Order.NONE]
+        found = [
+            (self._picture.subjects.get(name), state)
+            for name, state in sorted(self._picture.ordered.items())
+        ]
+        return [
+            (config, state)
+            for config, state in found
+            if config is not None and config.order is not Order.NONE
+        ]
 
     def deleting(self) -> dict[str, SubjectConfig]:
         """The names of the subjects that are being deleted."""
@@ -377,7 +462,10 @@ class ClusterView:
         listing = await self._store.list(ROOT)
         if listing.revision < known and not self._went_back:
             self._went_back = f"its revision was {known}, and is {listing.revision}"
-            log.critical("the data of the coordination store was put back: %s. docs/BACKUP.md says what to do", self._went_back)
+            log.critical(
+                "the data of the coordination store was put back: %s. docs/BACKUP.md says what to do",
+                self._went_back,
+            )
         self._heard_s = self._listed_s = self._monotonic_s()
         self._tell(self._picture.show(listing))
 
@@ -420,7 +508,9 @@ class ClusterView:
                     self._tell(self._picture.follow(changes))
                 return  # the store is closed
             except Compacted:
-                log.info("the watch of the coordination store fell behind: reading all records again")
+                log.info(
+                    "the watch of the coordination store fell behind: reading all records again"
+                )
             except CoordinationError as failure:
                 log.warning("the watch of the coordination store broke: %s", failure)
             except Exception:
@@ -435,7 +525,11 @@ class ClusterView:
             try:
                 revision = (await self._store.list(PROBE)).revision
             except CoordinationError as failure:
-                log.warning("the coordination store has not answered for %d ms, answering from memory: %s", self.silent_ms, failure)
+                log.warning(
+                    "the coordination store has not answered for %d ms, answering from memory: %s",
+                    self.silent_ms,
+                    failure,
+                )
                 continue
             except Exception:
                 log.exception("reading the coordination store's revision failed")

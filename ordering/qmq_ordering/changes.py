@@ -27,7 +27,18 @@ from typing import Final, NamedTuple, TypeAlias
 
 from qmq.errors import InvalidArgument, RouteConflict, UnknownPartition
 from qmq.model import check_name
-from qmq_ordering.routes import FENCED, Change, ChangeKind, LpRange, Phase, PhysicalPartition, Route, cut_by_load, even_cuts, ranges_between
+from qmq_ordering.routes import (
+    FENCED,
+    Change,
+    ChangeKind,
+    LpRange,
+    Phase,
+    PhysicalPartition,
+    Route,
+    cut_by_load,
+    even_cuts,
+    ranges_between,
+)
 
 
 class PhaseEvent(Enum):
@@ -52,7 +63,12 @@ class Transition(NamedTuple):
     after: str
 
 
-_LATE: Final = ("the record as read", "the sequence instead of -1", "a fence without its sequence; a metaserver asks for it again", "done")
+_LATE: Final = (
+    "the record as read",
+    "the sequence instead of -1",
+    "a fence without its sequence; a metaserver asks for it again",
+    "done",
+)
 
 TRANSITIONS: Final = (
     Transition(
@@ -91,39 +107,65 @@ TRANSITIONS: Final = (
         "the metaserver looks at the groups again; nothing waits for this step",
         "done",
     ),
-    *(Transition(phase, PhaseEvent.SOURCE_SEALED, phase, *_LATE) for phase in (Phase.SEALED, Phase.PUBLISHED, Phase.DONE)),
+    *(
+        Transition(phase, PhaseEvent.SOURCE_SEALED, phase, *_LATE)
+        for phase in (Phase.SEALED, Phase.PUBLISHED, Phase.DONE)
+    ),
 )
 """All steps. The last three are for a fenced broker group that is back and reports the sequence of its command message."""
 
-_NEXT: Final[Mapping[tuple[Phase, PhaseEvent], Phase]] = {(each.phase, each.event): each.next for each in TRANSITIONS}
+_NEXT: Final[Mapping[tuple[Phase, PhaseEvent], Phase]] = {
+    (each.phase, each.event): each.next for each in TRANSITIONS
+}
 
 
-def step(change: Change, event: PhaseEvent, *, number: int | None = None, sequence: int | None = None, now_ms: int | None = None) -> Change:
+def step(
+    change: Change,
+    event: PhaseEvent,
+    *,
+    number: int | None = None,
+    sequence: int | None = None,
+    now_ms: int | None = None,
+) -> Change:
     """The change after an event; SOURCE_SEALED needs `number` and `sequence`. `now_ms`, if given, is recorded for a new phase.
 
     A repeated event changes nothing. Raises AssertionError for an event that the phase does not have.
     """
     following = _NEXT.get((change.phase, event))
-    assert following is not None, f"change {change.id} is {change.phase.value}: {event.value!r} cannot happen now"
+    assert following is not None, (
+        f"change {change.id} is {change.phase.value}: {event.value!r} cannot happen now"
+    )
     if event is PhaseEvent.SOURCE_SEALED:
         return _with_sealed(change, number, sequence)
     open_still = [source for source in change.sources if source not in change.sealed]
-    assert not open_still, f"change {change.id} is {change.phase.value}: {event.value!r}, and its sources {open_still} are not closed"
+    assert not open_still, (
+        f"change {change.id} is {change.phase.value}: {event.value!r}, and its sources {open_still} are not closed"
+    )
     times_ms = change.times_ms if now_ms is None else {**change.times_ms, following.value: now_ms}
     return replace(change, phase=following, times_ms=times_ms)
 
 
 def _with_sealed(change: Change, number: int | None, sequence: int | None) -> Change:
-    assert number in change.sources, f"change {change.id} closes {list(change.sources)}, not partition {number}"
-    assert sequence is not None, f"change {change.id}: partition {number} is closed, but at which sequence?"
-    assert sequence >= FENCED, f"change {change.id}: partition {number} cannot be closed at {sequence}"
+    assert number in change.sources, (
+        f"change {change.id} closes {list(change.sources)}, not partition {number}"
+    )
+    assert sequence is not None, (
+        f"change {change.id}: partition {number} is closed, but at which sequence?"
+    )
+    assert sequence >= FENCED, (
+        f"change {change.id}: partition {number} cannot be closed at {sequence}"
+    )
     known = change.sealed.get(number)
     if known is None:
-        assert change.phase is Phase.PREPARED, f"change {change.id} is {change.phase.value}, and partition {number} was never closed"
+        assert change.phase is Phase.PREPARED, (
+            f"change {change.id} is {change.phase.value}, and partition {number} was never closed"
+        )
     elif sequence in (known, FENCED):
         return change
     else:
-        assert known == FENCED, f"change {change.id}: partition {number} was closed at {known}, and now at {sequence}: two command messages"
+        assert known == FENCED, (
+            f"change {change.id}: partition {number} was closed at {known}, and now at {sequence}: two command messages"
+        )
     return replace(change, sealed={**change.sealed, number: sequence})
 
 
@@ -137,15 +179,32 @@ def table() -> str:
         "|---" * 7 + "|",
     ]
     for each in TRANSITIONS:
-        cells = (each.phase.value, each.event.value, each.next.value, each.compared, each.put, each.before, each.after)
+        cells = (
+            each.phase.value,
+            each.event.value,
+            each.next.value,
+            each.compared,
+            each.put,
+            each.before,
+            each.after,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def mermaid() -> str:
     """All transitions as a state diagram for Mermaid."""
-    drawn = [f"    {each.phase.value} --> {each.next.value}: {each.event.value}" for each in TRANSITIONS]
-    return "\n".join(["stateDiagram-v2", f"    [*] --> {Phase.PREPARED.value}: prepare", *drawn, f"    {Phase.DONE.value} --> [*]"])
+    drawn = [
+        f"    {each.phase.value} --> {each.next.value}: {each.event.value}" for each in TRANSITIONS
+    ]
+    return "\n".join(
+        [
+            "stateDiagram-v2",
+            f"    [*] --> {Phase.PREPARED.value}: prepare",
+            *drawn,
+            f"    {Phase.DONE.value} --> [*]",
+        ]
+    )
 
 
 def document() -> str:
@@ -171,10 +230,23 @@ def first_route(logical_partitions: int, partitions: int, groups: Sequence[str])
         raise InvalidArgument("a route needs at least one broker group: name one")
     whole = LpRange(0, logical_partitions)
     ranges = ranges_between(whole, even_cuts(whole, partitions))
-    return Route(1, logical_partitions, partitions + 1, _numbered(1, ranges, [groups[i % len(groups)] for i in range(partitions)]))
+    return Route(
+        1,
+        logical_partitions,
+        partitions + 1,
+        _numbered(1, ranges, [groups[i % len(groups)] for i in range(partitions)]),
+    )
 
 
-def split(route: Route, number: int, at: Sequence[int], *, change_id: str, groups: Sequence[str] = (), reason: str = "") -> Change:
+def split(
+    route: Route,
+    number: int,
+    at: Sequence[int],
+    *,
+    change_id: str,
+    groups: Sequence[str] = (),
+    reason: str = "",
+) -> Change:
     """Cut a partition at one or more logical partitions: each of `at` is the first of a new part.
 
     `at` ascends strictly inside the partition's range; `groups` names a broker group for each part, or is empty: all stay.
@@ -187,21 +259,35 @@ def split(route: Route, number: int, at: Sequence[int], *, change_id: str, group
             f"say where to cut partition {number} {source.range}; to replace the whole partition, move it to its own group"
         )
     if any(a >= b for a, b in pairwise(inside)):
-        raise InvalidArgument(f"partition {number} holds {source.range}: cut points ascend and lie strictly inside, not {list(at)}")
+        raise InvalidArgument(
+            f"partition {number} holds {source.range}: cut points ascend and lie strictly inside, not {list(at)}"
+        )
     if groups and len(groups) != len(at) + 1:
-        raise InvalidArgument(f"{len(at)} cuts make {len(at) + 1} parts: name a broker group for each, or none, not {len(groups)}")
-    targets = _numbered(route.next_number, ranges_between(source.range, at), groups or [source.group] * (len(at) + 1))
+        raise InvalidArgument(
+            f"{len(at)} cuts make {len(at) + 1} parts: name a broker group for each, or none, not {len(groups)}"
+        )
+    targets = _numbered(
+        route.next_number,
+        ranges_between(source.range, at),
+        groups or [source.group] * (len(at) + 1),
+    )
     return _change(route, ChangeKind.SPLIT, (source,), targets, change_id, reason)
 
 
-def merge(route: Route, numbers: Sequence[int], *, change_id: str, group: str = "", reason: str = "") -> Change:
+def merge(
+    route: Route, numbers: Sequence[int], *, change_id: str, group: str = "", reason: str = ""
+) -> Change:
     """Merge two or more adjacent partitions, in any order, into one on broker group `group` (default: the group of the lowest range).
 
     Raises UnknownPartition, InvalidArgument.
     """
     if len(set(numbers)) < max(2, len(numbers)):
-        raise InvalidArgument(f"name two or more different partitions to merge, not {list(numbers)}")
-    sources = tuple(sorted((_source(route, number) for number in numbers), key=lambda part: part.range))
+        raise InvalidArgument(
+            f"name two or more different partitions to merge, not {list(numbers)}"
+        )
+    sources = tuple(
+        sorted((_source(route, number) for number in numbers), key=lambda part: part.range)
+    )
     for left, right in pairwise(sources):
         if left.range.end != right.range.first:
             raise InvalidArgument(
@@ -220,7 +306,14 @@ def move(route: Route, number: int, group: str, *, change_id: str, reason: str =
     a whole. Raises UnknownPartition, InvalidName.
     """
     source = _source(route, number)
-    return _change(route, ChangeKind.MOVE, (source,), _numbered(route.next_number, [source.range], [group]), change_id, reason)
+    return _change(
+        route,
+        ChangeKind.MOVE,
+        (source,),
+        _numbered(route.next_number, [source.range], [group]),
+        change_id,
+        reason,
+    )
 
 
 def next_route(route: Route, change: Change) -> Route:
@@ -230,17 +323,29 @@ def next_route(route: Route, change: Change) -> Route:
     exactly the ranges of the sources, or a number that was used before.
     """
     if change.to_version != route.version + 1:
-        raise _conflict(change, f"leads to version {change.to_version}, and version {route.version} is the latest")
+        raise _conflict(
+            change,
+            f"leads to version {change.to_version}, and version {route.version} is the latest",
+        )
     sources = [part for part in route.partitions if part.number in change.sources]
     if len(sources) < max(1, len(change.sources)):
-        raise _conflict(change, f"closes {list(change.sources)}, and version {route.version} has only {[part.number for part in sources]}")
+        raise _conflict(
+            change,
+            f"closes {list(change.sources)}, and version {route.version} has only {[part.number for part in sources]}",
+        )
     targets = sorted(change.targets, key=lambda part: part.range)
     closed, opened = _span(sources), _span(targets)
     if closed is None or closed != opened:
-        raise _conflict(change, f"closes {_ranges(sources)} and opens {_ranges(targets)}: they must be the same, in one piece")
+        raise _conflict(
+            change,
+            f"closes {_ranges(sources)} and opens {_ranges(targets)}: they must be the same, in one piece",
+        )
     numbers = {part.number for part in targets}
     if len(numbers) < len(targets) or min(numbers) < route.next_number:
-        raise _conflict(change, f"opens {sorted(part.number for part in targets)}, and new numbers begin at {route.next_number}")
+        raise _conflict(
+            change,
+            f"opens {sorted(part.number for part in targets)}, and new numbers begin at {route.next_number}",
+        )
     kept = [part for part in route.partitions if part.number not in change.sources]
     partitions = tuple(sorted([*kept, *targets], key=lambda part: part.range))
     return Route(change.to_version, route.logical_partitions, max(numbers) + 1, partitions)
@@ -251,24 +356,46 @@ def _source(route: Route, number: int) -> PhysicalPartition:
     if found is not None:
         return found
     here = [part.number for part in route.partitions]
-    fate = "was closed by an earlier change" if 0 < number < route.next_number else "was never there"
-    raise UnknownPartition(f"partition {number} {fate}: version {route.version} of the route has {here}")
+    fate = (
+        "was closed by an earlier change" if 0 < number < route.next_number else "was never there"
+    )
+    raise UnknownPartition(
+        f"partition {number} {fate}: version {route.version} of the route has {here}"
+    )
 
 
-def _numbered(first: int, ranges: Iterable[LpRange], groups: Sequence[str]) -> tuple[PhysicalPartition, ...]:
+def _numbered(
+    first: int, ranges: Iterable[LpRange], groups: Sequence[str]
+) -> tuple[PhysicalPartition, ...]:
     pairs = zip(ranges, groups, strict=True)
-    return tuple(PhysicalPartition(first + i, lps, check_name("broker group", group)) for i, (lps, group) in enumerate(pairs))
+    return tuple(
+        PhysicalPartition(first + i, lps, check_name("broker group", group))
+        for i, (lps, group) in enumerate(pairs)
+    )
 
 
-def _change(route: Route, kind: ChangeKind, sources: _Parts, targets: _Parts, change_id: str, reason: str) -> Change:
+def _change(
+    route: Route, kind: ChangeKind, sources: _Parts, targets: _Parts, change_id: str, reason: str
+) -> Change:
     if not change_id:
         raise InvalidArgument("a change needs an id that is unique for ever")
-    return Change(change_id, kind, route.version + 1, tuple(part.number for part in sources), targets, reason=reason)
+    return Change(
+        change_id,
+        kind,
+        route.version + 1,
+        tuple(part.number for part in sources),
+        targets,
+        reason=reason,
+    )
 
 
 def _span(parts: Sequence[PhysicalPartition]) -> LpRange | None:
     """The union of the ranges of partitions, sorted by range; None if it has gaps, or is empty."""
-    is_whole = bool(parts) and all(a.range.end == b.range.first for a, b in pairwise(parts)) and all(p.range.width > 0 for p in parts)
+    is_whole = (
+        bool(parts)
+        and all(a.range.end == b.range.first for a, b in pairwise(parts))
+        and all(p.range.width > 0 for p in parts)
+    )
     return LpRange(parts[0].range.first, parts[-1].range.end) if is_whole else None
 
 
@@ -277,4 +404,6 @@ def _ranges(parts: Sequence[PhysicalPartition]) -> str:
 
 
 def _conflict(change: Change, why: str) -> RouteConflict:
-    return RouteConflict(f"change {change.id} {why}; read the latest route and plan the change again")
+    return RouteConflict(
+        f"change {change.id} {why}; read the latest route and plan the change again"
+    )

@@ -88,9 +88,19 @@ class Frontier:
 
     def __post_init__(self) -> None:
         pieces = self.pieces
-        is_tiled = bool(pieces) and pieces[0].range.first == 0 and all(a.range.end == b.range.first for a, b in pairwise(pieces))
-        if not is_tiled or any(a.version == b.version for a, b in pairwise(pieces)) or any(p.range.width < 1 for p in pieces):
-            raise InvalidArgument(f"a frontier's pieces tile all logical partitions, neighbours of one version joined: {pieces}")
+        is_tiled = (
+            bool(pieces)
+            and pieces[0].range.first == 0
+            and all(a.range.end == b.range.first for a, b in pairwise(pieces))
+        )
+        if (
+            not is_tiled
+            or any(a.version == b.version for a, b in pairwise(pieces))
+            or any(p.range.width < 1 for p in pieces)
+        ):
+            raise InvalidArgument(
+                f"a frontier's pieces tile all logical partitions, neighbours of one version joined: {pieces}"
+            )
 
     @property
     def version(self) -> int:
@@ -121,14 +131,26 @@ class GroupRecord:
     is_ready: bool = True
 
     def encode(self) -> bytes:
-        pieces = [[piece.range.first, piece.range.end, piece.version] for piece in self.frontier.pieces]
-        found = {"frontier": pieces, "gate": self.gate.value, "start": self.start, "is_ready": self.is_ready}
+        pieces = [
+            [piece.range.first, piece.range.end, piece.version] for piece in self.frontier.pieces
+        ]
+        found = {
+            "frontier": pieces,
+            "gate": self.gate.value,
+            "start": self.start,
+            "is_ready": self.is_ready,
+        }
         return json.dumps(found, sort_keys=True).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> GroupRecord:
         found = json.loads(data)
-        frontier = Frontier(tuple(FrontierPiece(LpRange(first, end), version) for first, end, version in found["frontier"]))
+        frontier = Frontier(
+            tuple(
+                FrontierPiece(LpRange(first, end), version)
+                for first, end, version in found["frontier"]
+            )
+        )
         return cls(frontier, Gate(found["gate"]), found["start"], found["is_ready"])
 
 
@@ -155,13 +177,19 @@ class Assignment:
         return tuple(lane for lane, owner in self.lanes if owner == consumer)
 
     def encode(self) -> bytes:
-        lanes = [[lane.partition, lane.range.first, lane.range.end, lane.group, lane.version, who] for lane, who in self.lanes]
+        lanes = [
+            [lane.partition, lane.range.first, lane.range.end, lane.group, lane.version, who]
+            for lane, who in self.lanes
+        ]
         return json.dumps({"generation": self.generation, "lanes": lanes}, sort_keys=True).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Assignment:
         found = json.loads(data)
-        lanes = tuple((Lane(number, LpRange(a, b), group, version), who) for number, a, b, group, version, who in found["lanes"])
+        lanes = tuple(
+            (Lane(number, LpRange(a, b), group, version), who)
+            for number, a, b, group, version, who in found["lanes"]
+        )
         return cls(found["generation"], lanes)
 
 
@@ -175,21 +203,37 @@ _Claim: TypeAlias = tuple[bool, int, int, str]
 """A consumer's claim to a lane, as a sort key: not the same partition, minus the shared width, the lane's place, the consumer."""
 
 
-def assign(previous: Assignment, consumers: Sequence[str], open_lanes: Sequence[Readable], backlog: ProducerBase) -> Assignment:
+def assign(
+    previous: Assignment,
+    consumers: Sequence[str],
+    open_lanes: Sequence[Readable],
+    backlog: ProducerBase,
+) -> Assignment:
     """Assign lanes to consumers by the rules of the module. Returns `previous` itself if nothing changes, otherwise the next generation.
 
     Every open range belongs to exactly one of `consumers`, unless there are none; no lane spans two open ranges.
     """
     living = sorted(set(consumers))
     opened = sorted(open_lanes, key=lambda each: (each.range, each.partition.number))
-    held = {_whole(each): [pair for pair in previous.lanes if _is_part(pair[0], _whole(each))] for each in opened}
+    held = {
+        _whole(each): [pair for pair in previous.lanes if _is_part(pair[0], _whole(each))]
+        for each in opened
+    }
     if _fits(held, living):
         # No lane moves, but the frontier may have passed a version that did not change these lanes.
-        dealt = sorted((lane._replace(version=whole.version), owner) for whole, pairs in held.items() for lane, owner in pairs)
+        dealt = sorted(
+            (lane._replace(version=whole.version), owner)
+            for whole, pairs in held.items()
+            for lane, owner in pairs
+        )
     else:
         lanes = _cut(held, _shares(opened, len(living), backlog)) if living else []
         dealt = sorted(zip(lanes, _deal(lanes, living, previous), strict=True))
-    return previous if tuple(dealt) == previous.lanes else Assignment(previous.generation + 1, tuple(dealt))
+    return (
+        previous
+        if tuple(dealt) == previous.lanes
+        else Assignment(previous.generation + 1, tuple(dealt))
+    )
 
 
 # --- what has to move ------------------------------------------------------------------------------------------------------
@@ -203,7 +247,10 @@ def _fits(held: _Held, living: list[str]) -> bool:
     if not counts.keys() <= set(living):
         return False
     if len(living) > len(held):
-        return counts.total() == min(len(living), sum(whole.range.width for whole in held)) and max(counts.values(), default=1) == 1
+        return (
+            counts.total() == min(len(living), sum(whole.range.width for whole in held))
+            and max(counts.values(), default=1) == 1
+        )
     each = [counts[name] for name in living]
     return counts.total() == len(held) and max(each, default=0) - min(each, default=0) <= 1
 
@@ -218,7 +265,9 @@ def _whole(opened: Readable) -> Lane:
 
 
 def _is_part(lane: Lane, whole: Lane) -> bool:
-    return (lane.partition, lane.group) == (whole.partition, whole.group) and whole.range.contains(lane.range)
+    return (lane.partition, lane.group) == (whole.partition, whole.group) and whole.range.contains(
+        lane.range
+    )
 
 
 # --- the lanes -------------------------------------------------------------------------------------------------------------
@@ -229,7 +278,11 @@ def _cut(held: _Held, shares: list[int]) -> list[Lane]:
     lanes = []
     for (whole, pairs), parts in zip(held.items(), shares, strict=True):
         is_cut = len(pairs) == parts and _is_evenly_cut(whole.range, pairs)
-        ranges = [lane.range for lane, _ in pairs] if is_cut else ranges_between(whole.range, even_cuts(whole.range, parts))
+        ranges = (
+            [lane.range for lane, _ in pairs]
+            if is_cut
+            else ranges_between(whole.range, even_cuts(whole.range, parts))
+        )
         lanes += [whole._replace(range=lps) for lps in ranges]
     return lanes
 
@@ -242,7 +295,9 @@ def _shares(opened: list[Readable], consumers: int, backlog: ProducerBase) -> li
         return shares
     weights = [max(0.0, backlog(each.partition.number, each.range)) for each in opened]
     total = sum(weights)
-    wanted = [consumers * weight / total if total > 0 else consumers / len(opened) for weight in weights]
+    wanted = [
+        consumers * weight / total if total > 0 else consumers / len(opened) for weight in weights
+    ]
     for _ in range(left):
         lacking = (i for i, each in enumerate(opened) if shares[i] < each.range.width)
         neediest = max(lacking, key=lambda i: (wanted[i] - shares[i], -i))
@@ -277,7 +332,9 @@ def _claims(lanes: list[Lane], living: list[str], previous: Assignment) -> list[
     for held, name in previous.lanes:
         for place, lane in enumerate(lanes):
             if name in names and lane.range.overlaps(held.range):
-                shared[lane.partition != held.partition, place, name] += lane.range.cut(held.range).width
+                shared[lane.partition != held.partition, place, name] += lane.range.cut(
+                    held.range
+                ).width
     return [(is_other, -width, place, name) for (is_other, place, name), width in shared.items()]
 
 
@@ -313,7 +370,12 @@ def partitions_to_ask(frontier: Frontier, routes: Mapping[int, Route], latest: i
 
 
 def advance(
-    frontier: Frontier, gate: Gate, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None = None
+    frontier: Frontier,
+    gate: Gate,
+    routes: Mapping[int, Route],
+    latest: int,
+    finished: Finished,
+    cuts: Cuts | None = None,
 ) -> Frontier:
     """Make one step: each range moves by one version or stays. Returns the same frontier if nothing can move.
 
@@ -323,12 +385,21 @@ def advance(
     """
     if gate is Gate.STRICT:
         return _advance_together(frontier, routes, latest, finished)
-    moved = [each for piece in frontier.pieces for each in _advance_piece(piece, routes, latest, finished, cuts)]
+    moved = [
+        each
+        for piece in frontier.pieces
+        for each in _advance_piece(piece, routes, latest, finished, cuts)
+    ]
     return Frontier(_joined(moved))
 
 
 def advance_fully(
-    frontier: Frontier, gate: Gate, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None = None
+    frontier: Frontier,
+    gate: Gate,
+    routes: Mapping[int, Route],
+    latest: int,
+    finished: Finished,
+    cuts: Cuts | None = None,
 ) -> list[Frontier]:
     """Make all possible steps. Returns the frontier after each step; empty if nothing moves."""
     steps = [frontier]
@@ -337,7 +408,9 @@ def advance_fully(
     return steps[1:]
 
 
-def left_behind(before: Frontier, after: Frontier, routes: Mapping[int, Route]) -> Iterator[tuple[PhysicalPartition, LpRange, int]]:
+def left_behind(
+    before: Frontier, after: Frontier, routes: Mapping[int, Route]
+) -> Iterator[tuple[PhysicalPartition, LpRange, int]]:
     """The closed partitions that the group leaves in a step of `advance`, each with the range and the version that it leaves there."""
     for piece in before.pieces:
         for moved in after.pieces:
@@ -347,16 +420,33 @@ def left_behind(before: Frontier, after: Frontier, routes: Mapping[int, Route]) 
                     yield part, part.range.cut(lps), piece.version
 
 
-def _advance_together(frontier: Frontier, routes: Mapping[int, Route], latest: int, finished: Finished) -> Frontier:
+def _advance_together(
+    frontier: Frontier, routes: Mapping[int, Route], latest: int, finished: Finished
+) -> Frontier:
     lowest = frontier.version
     pieces = [piece for piece in frontier.pieces if piece.version == lowest]
-    if lowest >= latest or not all(finished(part.number, part.range.cut(p.range)) for p in pieces for part in _closed_in(p, routes)):
+    if lowest >= latest or not all(
+        finished(part.number, part.range.cut(p.range))
+        for p in pieces
+        for part in _closed_in(p, routes)
+    ):
         return frontier
-    return Frontier(_joined([FrontierPiece(p.range, lowest + 1) if p.version == lowest else p for p in frontier.pieces]))
+    return Frontier(
+        _joined(
+            [
+                FrontierPiece(p.range, lowest + 1) if p.version == lowest else p
+                for p in frontier.pieces
+            ]
+        )
+    )
 
 
 def _advance_piece(
-    piece: FrontierPiece, routes: Mapping[int, Route], latest: int, finished: Finished, cuts: Cuts | None
+    piece: FrontierPiece,
+    routes: Mapping[int, Route],
+    latest: int,
+    finished: Finished,
+    cuts: Cuts | None,
 ) -> list[FrontierPiece]:
     if piece.version >= latest:
         return [piece]
@@ -367,14 +457,22 @@ def _advance_piece(
         for lps in cuts(part.number) if is_asked and cuts is not None else [part.range]:
             here = lps.cut(part.range).cut(piece.range)
             if here.width > 0:
-                moved.append(FrontierPiece(here, piece.version + (not is_asked or finished(part.number, here))))
+                moved.append(
+                    FrontierPiece(
+                        here, piece.version + (not is_asked or finished(part.number, here))
+                    )
+                )
     return moved
 
 
 def _closed_in(piece: FrontierPiece, routes: Mapping[int, Route]) -> list[PhysicalPartition]:
     """The piece's partitions that the change to the next version closed."""
     after = {part.number for part in _route(routes, piece.version + 1).partitions}
-    return [part for part in _route(routes, piece.version).overlapping(piece.range) if part.number not in after]
+    return [
+        part
+        for part in _route(routes, piece.version).overlapping(piece.range)
+        if part.number not in after
+    ]
 
 
 def _joined(pieces: Sequence[FrontierPiece]) -> tuple[FrontierPiece, ...]:
@@ -382,7 +480,9 @@ def _joined(pieces: Sequence[FrontierPiece]) -> tuple[FrontierPiece, ...]:
     joined: list[FrontierPiece] = []
     for piece in pieces:
         if joined and joined[-1].version == piece.version:
-            joined[-1] = FrontierPiece(LpRange(joined[-1].range.first, piece.range.end), piece.version)
+            joined[-1] = FrontierPiece(
+                LpRange(joined[-1].range.first, piece.range.end), piece.version
+            )
         else:
             joined.append(piece)
     return tuple(joined)
@@ -391,5 +491,7 @@ def _joined(pieces: Sequence[FrontierPiece]) -> tuple[FrontierPiece, ...]:
 def _route(routes: Mapping[int, Route], version: int) -> Route:
     found = routes.get(version)
     if found is None:
-        raise RouteChanged(f"version {version} of the route is not known here yet: list the routes, then try again")
+        raise RouteChanged(
+            f"version {version} of the route is not known here yet: list the routes, then try again"
+        )
     return found

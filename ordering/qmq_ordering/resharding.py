@@ -68,12 +68,18 @@ class ReshardPolicy:
     def __post_init__(self) -> None:
         for name in ("split_messages_per_s", "split_bytes_per_s", "split_backlog"):
             if not getattr(self, name) > 0 or not isfinite(getattr(self, name)):
-                raise InvalidArgument(f"{name} is {getattr(self, name)}: give a number above 0, a very large one to disable it")
+                raise InvalidArgument(
+                    f"{name} is {getattr(self, name)}: give a number above 0, a very large one to disable it"
+                )
         for name in ("merge_messages_per_s", "merge_bytes_per_s", "merge_quiet_ms", "cool_down_ms"):
             if not getattr(self, name) >= 0 or not isfinite(getattr(self, name)):
-                raise InvalidArgument(f"{name} is {getattr(self, name)}: give a number of 0 or more")
+                raise InvalidArgument(
+                    f"{name} is {getattr(self, name)}: give a number of 0 or more"
+                )
         if not 1 <= self.partitions_min <= self.partitions_max:
-            raise InvalidArgument(f"1 <= partitions_min <= partitions_max does not hold: {self.partitions_min}, {self.partitions_max}")
+            raise InvalidArgument(
+                f"1 <= partitions_min <= partitions_max does not hold: {self.partitions_min}, {self.partitions_max}"
+            )
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
@@ -108,15 +114,30 @@ class LoadHistory:
 
     def encode(self) -> bytes:
         cold = [[left, right, since] for (left, right), since in sorted(self.cold_since_ms.items())]
-        return json.dumps({"version": self.version, "changed_ms": self.changed_ms, "cold_since_ms": cold}, sort_keys=True).encode()
+        return json.dumps(
+            {"version": self.version, "changed_ms": self.changed_ms, "cold_since_ms": cold},
+            sort_keys=True,
+        ).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> LoadHistory:
         found = json.loads(data)
-        return cls(found["version"], found["changed_ms"], {(left, right): since for left, right, since in found["cold_since_ms"]})
+        return cls(
+            found["version"],
+            found["changed_ms"],
+            {(left, right): since for left, right, since in found["cold_since_ms"]},
+        )
 
 
-__all__ = ["LoadHistory", "Merge", "PartitionLoad", "ReshardDecision", "ReshardPolicy", "Split", "decide"]
+__all__ = [
+    "LoadHistory",
+    "Merge",
+    "PartitionLoad",
+    "ReshardDecision",
+    "ReshardPolicy",
+    "Split",
+    "decide",
+]
 
 
 class Split(NamedTuple):
@@ -128,10 +149,14 @@ class Split(NamedTuple):
 
     def change(self, route: Route, *, change_id: str, reason: str = "") -> Change:
         """The change that splits the partition on this route."""
-        return split(route, self.partition, self.at, change_id=change_id, groups=self.groups, reason=reason)
+        return split(
+            route, self.partition, self.at, change_id=change_id, groups=self.groups, reason=reason
+        )
 
     def __str__(self) -> str:
-        return f"split {self.partition} at {' '.join(map(str, self.at))}" + (f" onto {' '.join(self.groups)}" if self.groups else "")
+        return f"split {self.partition} at {' '.join(map(str, self.at))}" + (
+            f" onto {' '.join(self.groups)}" if self.groups else ""
+        )
 
 
 class Merge(NamedTuple):
@@ -145,7 +170,9 @@ class Merge(NamedTuple):
         return merge(route, self.partitions, change_id=change_id, group=self.group, reason=reason)
 
     def __str__(self) -> str:
-        return f"merge {' '.join(map(str, self.partitions))}" + (f" onto {self.group}" if self.group else "")
+        return f"merge {' '.join(map(str, self.partitions))}" + (
+            f" onto {self.group}" if self.group else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +198,12 @@ class _Pair(NamedTuple):
 
 
 def decide(
-    policy: ReshardPolicy, route: Route, loads: Sequence[PartitionLoad], groups: Sequence[str], past: LoadHistory, now_ms: int
+    policy: ReshardPolicy,
+    route: Route,
+    loads: Sequence[PartitionLoad],
+    groups: Sequence[str],
+    past: LoadHistory,
+    now_ms: int,
 ) -> tuple[ReshardDecision, LoadHistory]:
     """Return the decision, and the history for the next look. `groups`: the broker groups that may take partitions, least loaded first.
 
@@ -182,17 +214,30 @@ def decide(
     pairs = [pair for pair in _pairs(route, known) if _is_cold(policy, pair)]
     seen = _looked(route, pairs, past, now_ms)
     reasons: list[str] = []
-    operation = _split_hottest(policy, route, known, groups, reasons) or _merge_coldest(policy, route, pairs, groups, seen, now_ms, reasons)
+    operation = _split_hottest(policy, route, known, groups, reasons) or _merge_coldest(
+        policy, route, pairs, groups, seen, now_ms, reasons
+    )
     reasons = reasons or [_quiet(route, known)]
     silent = [part for part in route.partitions if part.number not in known]
-    reasons += [f"Partition {part.number} is left alone: no figures came from its broker group {part.group}." for part in silent]
+    reasons += [
+        f"Partition {part.number} is left alone: no figures came from its broker group {part.group}."
+        for part in silent
+    ]
     waited_ms = policy.cool_down_ms if seen.changed_ms is None else now_ms - seen.changed_ms
     if not policy.is_enabled:
-        return ReshardDecision(None, ("Automatic resharding is off for this subject; this is what would be, were it on.", *reasons)), seen
+        return ReshardDecision(
+            None,
+            (
+                "Automatic resharding is off for this subject; this is what would be, were it on.",
+                *reasons,
+            ),
+        ), seen
     if operation is not None and waited_ms < policy.cool_down_ms:
         wait = f"Nothing is done yet: the last change was {_s(waited_ms)} ago, and the cool-down is {_s(policy.cool_down_ms)}."
         return ReshardDecision(None, (*reasons, wait)), seen
-    return ReshardDecision(operation, tuple(reasons)), seen if operation is None else replace(seen, changed_ms=now_ms)
+    return ReshardDecision(operation, tuple(reasons)), seen if operation is None else replace(
+        seen, changed_ms=now_ms
+    )
 
 
 # --- observing ------------------------------------------------------------------------------------------------------------
@@ -202,7 +247,13 @@ def _pairs(route: Route, known: dict[int, PartitionLoad]) -> Iterator[_Pair]:
     for left, right in pairwise(route.partitions):
         a, b = known.get(left.number), known.get(right.number)
         if a is not None and b is not None:
-            yield _Pair(left, right, a.messages_per_s + b.messages_per_s, a.bytes_per_s + b.bytes_per_s, a.backlog + b.backlog)
+            yield _Pair(
+                left,
+                right,
+                a.messages_per_s + b.messages_per_s,
+                a.bytes_per_s + b.bytes_per_s,
+                a.backlog + b.backlog,
+            )
 
 
 def _is_cold(policy: ReshardPolicy, pair: _Pair) -> bool:
@@ -222,7 +273,9 @@ def _looked(route: Route, cold: Sequence[_Pair], past: LoadHistory, now_ms: int)
     if past.version not in (0, route.version):
         changed_ms = now_ms
     since = {pair.key: min(past.cold_since_ms.get(pair.key, now_ms), now_ms) for pair in cold}
-    return LoadHistory(route.version, None if changed_ms is None else min(changed_ms, now_ms), since)
+    return LoadHistory(
+        route.version, None if changed_ms is None else min(changed_ms, now_ms), since
+    )
 
 
 # --- hot -------------------------------------------------------------------------------------------------------------------
@@ -230,28 +283,48 @@ def _looked(route: Route, cold: Sequence[_Pair], past: LoadHistory, now_ms: int)
 
 def _heat(policy: ReshardPolicy, load: PartitionLoad) -> float:
     """The largest ratio of a figure to its split limit; a partition above 1 is hot."""
-    by_rate = max(load.messages_per_s / policy.split_messages_per_s, load.bytes_per_s / policy.split_bytes_per_s)
+    by_rate = max(
+        load.messages_per_s / policy.split_messages_per_s,
+        load.bytes_per_s / policy.split_bytes_per_s,
+    )
     return max(by_rate, load.backlog / policy.split_backlog)
 
 
 def _split_hottest(
-    policy: ReshardPolicy, route: Route, known: dict[int, PartitionLoad], groups: Sequence[str], reasons: list[str]
+    policy: ReshardPolicy,
+    route: Route,
+    known: dict[int, PartitionLoad],
+    groups: Sequence[str],
+    reasons: list[str],
 ) -> Split | None:
     """Split the hottest partition that can be split. Adds the reasons why others cannot to `reasons`."""
-    hot = [(_heat(policy, known[part.number]), part) for part in route.partitions if part.number in known]
+    hot = [
+        (_heat(policy, known[part.number]), part)
+        for part in route.partitions
+        if part.number in known
+    ]
     for heat, part in sorted(hot, key=lambda each: (-each[0], each[1].number)):
         if heat > 1:
             found = _split(policy, route, part, known[part.number], groups)
             too_much = _too_much(policy, known[part.number])
             if isinstance(found, Split):
                 at = " and ".join(map(str, found.at))
-                reasons.insert(0, f"Partition {part.number} {too_much}; it is to be split at logical partition {at}.")
+                reasons.insert(
+                    0,
+                    f"Partition {part.number} {too_much}; it is to be split at logical partition {at}.",
+                )
                 return found
             reasons.append(f"Partition {part.number} {too_much}; {found}.")
     return None
 
 
-def _split(policy: ReshardPolicy, route: Route, part: PhysicalPartition, load: PartitionLoad, groups: Sequence[str]) -> Split | str:
+def _split(
+    policy: ReshardPolicy,
+    route: Route,
+    part: PhysicalPartition,
+    load: PartitionLoad,
+    groups: Sequence[str],
+) -> Split | str:
     """The split of a hot partition, or the reason why it cannot be split."""
     if part.range.width == 1:
         return f"it holds logical partition {part.range.first} only and cannot be split: the load is in keys that hash to the same place"
@@ -267,7 +340,10 @@ def _split(policy: ReshardPolicy, route: Route, part: PhysicalPartition, load: P
             return f"all of it is in logical partition {lp}, which cannot be split, and it delays no other keys"
         isolated = [cut for cut in (lp, lp + 1) if part.range.first < cut < part.range.end]
         at = isolated if len(isolated) <= room else at
-    weights = [sum(loads[a - part.range.first : b - part.range.first]) for a, b in ranges_between(part.range, at)]
+    weights = [
+        sum(loads[a - part.range.first : b - part.range.first])
+        for a, b in ranges_between(part.range, at)
+    ]
     return Split(part.number, tuple(at), _places(weights, part.group, groups))
 
 
@@ -288,19 +364,32 @@ def _places(weights: Sequence[float], home: str, groups: Sequence[str]) -> tuple
 
 
 def _merge_coldest(
-    policy: ReshardPolicy, route: Route, cold: Sequence[_Pair], groups: Sequence[str], seen: LoadHistory, now_ms: int, reasons: list[str]
+    policy: ReshardPolicy,
+    route: Route,
+    cold: Sequence[_Pair],
+    groups: Sequence[str],
+    seen: LoadHistory,
+    now_ms: int,
+    reasons: list[str],
 ) -> Merge | None:
     """Merge the coldest neighbours that were cold for long enough. Otherwise adds to `reasons` which neighbours come first."""
     if not cold:
         return None
     quiet_ms = {pair.key: now_ms - seen.cold_since_ms[pair.key] for pair in cold}
     ripe = [pair for pair in cold if quiet_ms[pair.key] >= policy.merge_quiet_ms]
-    chosen = min(ripe or cold, key=lambda pair: (0 if ripe else -quiet_ms[pair.key], pair.messages_per_s, pair.key))
+    chosen = min(
+        ripe or cold,
+        key=lambda pair: (0 if ripe else -quiet_ms[pair.key], pair.messages_per_s, pair.key),
+    )
     little = _little(policy, chosen, quiet_ms[chosen.key])
     if len(route.partitions) <= policy.partitions_min:
-        reasons.append(f"{little}; they stay, since the subject has {len(route.partitions)} and shall have {policy.partitions_min}.")
+        reasons.append(
+            f"{little}; they stay, since the subject has {len(route.partitions)} and shall have {policy.partitions_min}."
+        )
     elif not ripe:
-        reasons.append(f"{little}; they are to be merged when that has lasted {_s(policy.merge_quiet_ms)}.")
+        reasons.append(
+            f"{little}; they are to be merged when that has lasted {_s(policy.merge_quiet_ms)}."
+        )
     else:
         reasons.insert(0, f"{little}; they are to be merged.")
         homes = [group for group in groups if group in (chosen.left.group, chosen.right.group)]
@@ -314,9 +403,13 @@ def _merge_coldest(
 def _too_much(policy: ReshardPolicy, load: PartitionLoad) -> str:
     found = []
     if load.messages_per_s > policy.split_messages_per_s:
-        found.append(f"takes {load.messages_per_s:,.0f} messages/s, above {policy.split_messages_per_s:,.0f}")
+        found.append(
+            f"takes {load.messages_per_s:,.0f} messages/s, above {policy.split_messages_per_s:,.0f}"
+        )
     if load.bytes_per_s > policy.split_bytes_per_s:
-        found.append(f"takes {load.bytes_per_s:,.0f} bytes/s, above {policy.split_bytes_per_s:,.0f}")
+        found.append(
+            f"takes {load.bytes_per_s:,.0f} bytes/s, above {policy.split_bytes_per_s:,.0f}"
+        )
     if load.backlog > policy.split_backlog:
         found.append(f"has a backlog of {load.backlog:,} messages, above {policy.split_backlog:,}")
     return " and ".join(found)

@@ -83,13 +83,25 @@ class Route:
 
     def __post_init__(self) -> None:
         parts = self.partitions
-        is_tiled = bool(parts) and parts[0].range.first == 0 and parts[-1].range.end == self.logical_partitions
-        is_tiled = is_tiled and all(a.range.end == b.range.first for a, b in pairwise(parts)) and all(p.range.width > 0 for p in parts)
+        is_tiled = (
+            bool(parts)
+            and parts[0].range.first == 0
+            and parts[-1].range.end == self.logical_partitions
+        )
+        is_tiled = (
+            is_tiled
+            and all(a.range.end == b.range.first for a, b in pairwise(parts))
+            and all(p.range.width > 0 for p in parts)
+        )
         numbers = {part.number for part in parts}
         if self.version < 1 or not is_tiled:
-            raise InvalidArgument(f"the partitions of route version {self.version} do not tile [0, {self.logical_partitions}): {parts}")
+            raise InvalidArgument(
+                f"the partitions of route version {self.version} do not tile [0, {self.logical_partitions}): {parts}"
+            )
         if len(numbers) < len(parts) or min(numbers) < 1 or max(numbers) >= self.next_number:
-            raise InvalidArgument(f"route version {self.version} numbers its partitions {sorted(numbers)}; the next is {self.next_number}")
+            raise InvalidArgument(
+                f"route version {self.version} numbers its partitions {sorted(numbers)}; the next is {self.next_number}"
+            )
         object.__setattr__(self, "_ends", tuple(part.range.end for part in parts))
 
     def holder(self, lp: int) -> PhysicalPartition:
@@ -195,7 +207,9 @@ _BITS: Final = 40
 def even_cuts(lps: LpRange, parts: int) -> list[int]:
     """Cut a range into `parts` parts whose widths differ by at most one. Raises InvalidArgument if the range is too narrow."""
     if not 1 <= parts <= lps.width:
-        raise InvalidArgument(f"{lps} has {lps.width} logical partitions and cannot be cut into {parts} parts: ask for 1 to {lps.width}")
+        raise InvalidArgument(
+            f"{lps} has {lps.width} logical partitions and cannot be cut into {parts} parts: ask for 1 to {lps.width}"
+        )
     return [lps.first + lps.width * each // parts for each in range(1, parts)]
 
 
@@ -212,7 +226,9 @@ def cut_by_load(lps: LpRange, load: Sequence[float], parts: int) -> list[int]:
     """
     cuts = even_cuts(lps, parts)
     if len(load) != lps.width or not all(isfinite(each) and each >= 0 for each in load):
-        raise InvalidArgument(f"{lps} needs {lps.width} loads, finite and 0 or more; {len(load)} were given")
+        raise InvalidArgument(
+            f"{lps} needs {lps.width} loads, finite and 0 or more; {len(load)} were given"
+        )
     highest = max(load)
     if highest == 0 or parts == 1:
         return cuts
@@ -245,20 +261,29 @@ def _cuts(sums: list[int], parts: int, bound: int) -> list[int]:
     cuts, before = [], 0
     for i in range(1, parts):
         latest = min(width - (parts - i), bisect_right(sums, sums[before] + bound) - 1)
-        before = _nearest_to_share(sums, before, max(earliest[i], before + 1), latest, parts - i + 1)
+        before = _nearest_to_share(
+            sums, before, max(earliest[i], before + 1), latest, parts - i + 1
+        )
         cuts.append(before)
     return cuts
 
 
 def _nearest_to_share(sums: list[int], before: int, earliest: int, latest: int, parts: int) -> int:
     """The cut in [earliest, latest] that gives the part behind `before` its equal share of the load that remains for `parts` parts."""
-    share = sums[before] * (parts - 1) + sums[-1]  # multiplied by `parts`, so that all numbers are integers
+    share = (
+        sums[before] * (parts - 1) + sums[-1]
+    )  # multiplied by `parts`, so that all numbers are integers
     even = before * (parts - 1) + len(sums) - 1
     at = bisect_left(sums, -(-share // parts), earliest, latest + 1)
     # Cuts with the same load before them are equally good by load: the most even width wins.
-    near = {_within(sums, sums[min(max(each, earliest), latest)], earliest, latest, even // parts) for each in (at - 1, at)}
+    near = {
+        _within(sums, sums[min(max(each, earliest), latest)], earliest, latest, even // parts)
+        for each in (at - 1, at)
+    }
     near |= {_within(sums, sums[each], earliest, latest, even // parts + 1) for each in near}
-    return min(near, key=lambda each: (abs(sums[each] * parts - share), abs(each * parts - even), each))
+    return min(
+        near, key=lambda each: (abs(sums[each] * parts - share), abs(each * parts - even), each)
+    )
 
 
 def _within(sums: list[int], value: int, earliest: int, latest: int, wanted: int) -> int:

@@ -60,7 +60,16 @@ from qmq.backup.objects import BackupObjects
 from qmq.backup.prune import Mark, RunningMarks, Work
 from qmq.delay.schedule import Schedule
 from qmq.delay.service import describe_schedule
-from qmq.errors import BackupDamaged, BackupNotFound, CorruptBatch, LogDamaged, NotConnected, Overloaded, QmqError, Unavailable
+from qmq.errors import (
+    BackupDamaged,
+    BackupNotFound,
+    CorruptBatch,
+    LogDamaged,
+    NotConnected,
+    Overloaded,
+    QmqError,
+    Unavailable,
+)
 from qmq.limits import MIB
 from qmq.log.envelopes import walk_rising
 from qmq.proto.v1 import control_pb2 as pb
@@ -126,7 +135,9 @@ class GroupLogReader:
         self._objects = objects
         self._told = told
 
-    async def segments(self, log: int, held: pb.HeldLog, earlier: Iterable[BackedUpSegment]) -> tuple[BackedUpSegment, ...]:
+    async def segments(
+        self, log: int, held: pb.HeldLog, earlier: Iterable[BackedUpSegment]
+    ) -> tuple[BackedUpSegment, ...]:
         """A log's segments up to the held end. A segment in an earlier backup is not read again. Raises LogDamaged, Unavailable,
         StoreAway.
         """
@@ -158,9 +169,13 @@ class GroupLogReader:
             try:
                 index = check_entries(data, position, index)
             except CorruptBatch as cause:
-                raise LogDamaged(f"{self._address} gave a damaged entry at {position}: {cause.message}") from cause
+                raise LogDamaged(
+                    f"{self._address} gave a damaged entry at {position}: {cause.message}"
+                ) from cause
             if not data:
-                raise Unavailable(f"{self._address} has no entry at {position}, and its log ends at {end}")
+                raise Unavailable(
+                    f"{self._address} has no entry at {position}, and its log ends at {end}"
+                )
             await chunker.add(data)
             position += len(data)
             self._told(len(data))
@@ -177,7 +192,9 @@ class GroupLogReader:
                     return None
                 if not isinstance(failure, Overloaded) or not tries_left:
                     raise failure from cause
-                await asyncio.sleep((failure.retry_after_ms or 50) / 1000)  # the broker fetches the segment from its object store
+                await asyncio.sleep(
+                    (failure.retry_after_ms or 50) / 1000
+                )  # the broker fetches the segment from its object store
             else:
                 return answer.entries
         raise AssertionError("the last try returns or raises")
@@ -207,20 +224,29 @@ class ScheduleReader:
     async def read(self, description: delay_pb2.ScheduleDescription) -> BackedUpSchedule:
         """Read the schedule's files. Raises Unavailable if a file was deleted meanwhile: then call `describe` again."""
         state = description.state
-        files = [BackedUpFile(name, await self._file(name, size)) for name, size in Schedule.files(msgspec.msgpack.decode(state))]
+        files = [
+            BackedUpFile(name, await self._file(name, size))
+            for name, size in Schedule.files(msgspec.msgpack.decode(state))
+        ]
         stored = await asyncio.to_thread(self._objects.put_bytes, state)
         return BackedUpSchedule(description.index, stored, tuple(files))
 
     async def _file(self, name: str, size: int) -> ChunkedBytes:
         chunker, at = Chunker(self._objects), 0
         while at < size:
-            request = delay_pb2.ReadScheduleRequest(file=name, offset=at, bytes_max=min(PIECE_BYTES, size - at))
+            request = delay_pb2.ReadScheduleRequest(
+                file=name, offset=at, bytes_max=min(PIECE_BYTES, size - at)
+            )
             try:
                 data: bytes = (await self._stub.ReadSchedule(request, timeout=CALL_S)).data
             except grpc.RpcError as cause:
-                raise Unavailable(f"the schedule's file {name} is gone: {typed_error(cause, self._address)}") from cause
+                raise Unavailable(
+                    f"the schedule's file {name} is gone: {typed_error(cause, self._address)}"
+                ) from cause
             if not data:
-                raise Unavailable(f"the schedule's file {name} ends at {at:,}, and had {size:,} bytes")
+                raise Unavailable(
+                    f"the schedule's file {name} ends at {at:,}, and had {size:,} bytes"
+                )
             await chunker.add(data)
             at += len(data)
             self._told(len(data))
@@ -254,7 +280,9 @@ class Moment:
     """The groups by name."""
 
 
-async def find_moment(store: CoordinationStore, network: Network, *, retry_s: float = RETRY_S) -> Moment:
+async def find_moment(
+    store: CoordinationStore, network: Network, *, retry_s: float = RETRY_S
+) -> Moment:
     """Find one moment. Raises CoordinationError; Unavailable if a group has no master, or its writes could not be held."""
     for tries_left in reversed(range(MOMENT_TRIES)):
         try:
@@ -268,14 +296,30 @@ async def find_moment(store: CoordinationStore, network: Network, *, retry_s: fl
 
 
 async def _find(store: CoordinationStore, network: Network) -> Moment:
-    states = {name: state for name, state in group_states(await store.list(GROUPS)).items() if state.members is not None}
+    states = {
+        name: state
+        for name, state in group_states(await store.list(GROUPS)).items()
+        if state.members is not None
+    }
     if not states:
-        raise Unavailable("the coordination store knows no broker group: is --etcd that of the cluster?")
+        raise Unavailable(
+            "the coordination store knows no broker group: is --etcd that of the cluster?"
+        )
     token = secrets.token_hex(8)
     async with _stubs(states, network) as stubs:
         try:
-            await _all(stubs, lambda stub: stub.HoldWrites(pb.HoldWritesRequest(token=token, hold_ms=HOLD_MS), timeout=HOLD_CALL_S))
-            ends = await _all(stubs, lambda stub: stub.DescribeHold(pb.DescribeHoldRequest(token=token), timeout=HOLD_CALL_S))
+            await _all(
+                stubs,
+                lambda stub: stub.HoldWrites(
+                    pb.HoldWritesRequest(token=token, hold_ms=HOLD_MS), timeout=HOLD_CALL_S
+                ),
+            )
+            ends = await _all(
+                stubs,
+                lambda stub: stub.DescribeHold(
+                    pb.DescribeHoldRequest(token=token), timeout=HOLD_CALL_S
+                ),
+            )
             revision = (await store.list(GROUPS, limit=1)).revision
         finally:
             released = await _release(stubs, token)
@@ -285,9 +329,13 @@ async def _find(store: CoordinationStore, network: Network) -> Moment:
     return Moment(listing, _matched(states, ends, listing))
 
 
-def _matched(states: Mapping[str, BrokerGroupState], ends: Mapping[str, pb.HeldLogs], listing: KeyListing) -> tuple[HeldGroup, ...]:
+def _matched(
+    states: Mapping[str, BrokerGroupState], ends: Mapping[str, pb.HeldLogs], listing: KeyListing
+) -> tuple[HeldGroup, ...]:
     """The groups, if exactly the groups of this revision were held, under the epochs of this revision."""
-    groups = KeyListing(listing.revision, tuple(each for each in listing.items if each.key.startswith(GROUPS)))
+    groups = KeyListing(
+        listing.revision, tuple(each for each in listing.items if each.key.startswith(GROUPS))
+    )
     now = {name: state for name, state in group_states(groups).items() if state.members is not None}
     if now.keys() != states.keys():
         raise Unavailable("a group was created while the backup looked for a moment")
@@ -299,12 +347,16 @@ def _matched(states: Mapping[str, BrokerGroupState], ends: Mapping[str, pb.HeldL
 
 def master_name(state: BrokerGroupState) -> ServerName:
     """The name of a group's master."""
-    return ServerName(group=state.name, replica=state.master.replica if state.master is not None else "")
+    return ServerName(
+        group=state.name, replica=state.master.replica if state.master is not None else ""
+    )
 
 
 def _address(state: BrokerGroupState) -> str:
     if state.master is None:
-        raise Unavailable(f"{state.name} has no master, so its newest entries are not known: a backup needs all groups")
+        raise Unavailable(
+            f"{state.name} has no master, so its newest entries are not known: a backup needs all groups"
+        )
     return state.master.control_address
 
 
@@ -314,9 +366,15 @@ async def _stubs(
 ) -> AsyncIterator[dict[str, tuple[str, control_pb2_grpc.BrokerControlStub]]]:
     """Each group's master."""
     addresses = {name: _address(state) for name, state in states.items()}
-    channels = {name: network.channel(address, always(master_name(states[name]))) for name, address in addresses.items()}
+    channels = {
+        name: network.channel(address, always(master_name(states[name])))
+        for name, address in addresses.items()
+    }
     try:
-        yield {name: (addresses[name], control_pb2_grpc.BrokerControlStub(channel)) for name, channel in channels.items()}
+        yield {
+            name: (addresses[name], control_pb2_grpc.BrokerControlStub(channel))
+            for name, channel in channels.items()
+        }
     finally:
         await asyncio.gather(*[channel.close() for channel in channels.values()])
 
@@ -326,7 +384,9 @@ _Stubs = Mapping[str, tuple[str, Any]]
 
 async def _all(stubs: _Stubs, call: Callable[[Any], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
     """The answers of all groups. Raises the first failure after all have answered, so that no late request holds a group afterwards."""
-    answers = await asyncio.gather(*[_asked(address, call(stub)) for address, stub in stubs.values()], return_exceptions=True)
+    answers = await asyncio.gather(
+        *[_asked(address, call(stub)) for address, stub in stubs.values()], return_exceptions=True
+    )
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
@@ -338,14 +398,22 @@ async def _asked(address: str, answer: Coroutine[Any, Any, Any]) -> Any:
         return await answer
     except grpc.RpcError as cause:
         failure = typed_error(cause, address)
-        raise failure if isinstance(failure, Unavailable) else Unavailable(f"{address} refuses: {failure}") from cause
+        raise (
+            failure
+            if isinstance(failure, Unavailable)
+            else Unavailable(f"{address} refuses: {failure}")
+        ) from cause
 
 
 async def _release(stubs: _Stubs, token: str) -> list[QmqError]:
     """Release all held groups. Returns the failures."""
     request = pb.ReleaseWritesRequest(token=token)
     answers = await asyncio.gather(
-        *[_asked(address, stub.ReleaseWrites(request, timeout=HOLD_CALL_S)) for address, stub in stubs.values()], return_exceptions=True
+        *[
+            _asked(address, stub.ReleaseWrites(request, timeout=HOLD_CALL_S))
+            for address, stub in stubs.values()
+        ],
+        return_exceptions=True,
     )
     return [each for each in answers if isinstance(each, QmqError)]
 
@@ -397,13 +465,18 @@ class BackupCreator:
             manifest = await self._create()
             if not await asyncio.to_thread(self._marks.is_there, mark):
                 await asyncio.to_thread(self._objects.store.delete, manifest_name(manifest.id))
-                raise Unavailable("the backup took over a day, and backups were pruned meanwhile: it may lack objects, create it again")
+                raise Unavailable(
+                    "the backup took over a day, and backups were pruned meanwhile: it may lack objects, create it again"
+                )
             return manifest
         finally:
             await asyncio.to_thread(self._marks.end, mark)
 
     async def _until_nobody_prunes(self, own: Mark) -> None:
-        while any(each.work is Work.PRUNE and each.counts(self._now_ms()) for each in await asyncio.to_thread(self._marks.others, own)):
+        while any(
+            each.work is Work.PRUNE and each.counts(self._now_ms())
+            for each in await asyncio.to_thread(self._marks.others, own)
+        ):
             log.info("backups are pruned here: waiting until that has ended")
             await asyncio.sleep(PRUNE_POLL_S)
 
@@ -413,8 +486,13 @@ class BackupCreator:
         moment = await find_moment(self._store, self._network)
         time_ms = self._now_ms()
         self._done, self._total = 0, sum(_log_bytes(each) for each in moment.groups)
-        items = await asyncio.to_thread(self._objects.put_bytes, encode_items(kept(moment.listing.items)))
-        groups = [await self._back_up(each, schedules.get(each.state.name), previous) for each in moment.groups]
+        items = await asyncio.to_thread(
+            self._objects.put_bytes, encode_items(kept(moment.listing.items))
+        )
+        groups = [
+            await self._back_up(each, schedules.get(each.state.name), previous)
+            for each in moment.groups
+        ]
         manifest = BackupManifest(
             VERSION,
             new_id(time_ms),
@@ -434,7 +512,10 @@ class BackupCreator:
         except BackupNotFound:
             return None
         except BackupDamaged as failure:
-            log.warning("this backup copies all data, because the previous backup cannot be read: %s", failure)
+            log.warning(
+                "this backup copies all data, because the previous backup cannot be read: %s",
+                failure,
+            )
             return None
 
     async def _describe_schedules(self) -> dict[str, delay_pb2.ScheduleDescription]:
@@ -444,13 +525,18 @@ class BackupCreator:
                 continue
             address = state.master.control_address
             async with self._channel(state, address) as channel:
-                described = await ScheduleReader(address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._told).describe()
+                described = await ScheduleReader(
+                    address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._told
+                ).describe()
             if described is not None:
                 found[name] = described
         return found
 
     async def _back_up(
-        self, held: HeldGroup, described: delay_pb2.ScheduleDescription | None, previous: BackupManifest | None
+        self,
+        held: HeldGroup,
+        described: delay_pb2.ScheduleDescription | None,
+        previous: BackupManifest | None,
     ) -> BackedUpGroup:
         state, address = held.state, held.control_address
         lineage = state.lineage
@@ -458,22 +544,32 @@ class BackupCreator:
         known = ((), ()) if before is None or before.lineage != lineage else before.logs
         schedule: BackedUpSchedule | None = None
         if state.delay is not None and described is None and held.logs.message.bases[0]:
-            raise Unavailable(f"{state.name} has written no checkpoint of its schedule yet: try again in a minute")
+            raise Unavailable(
+                f"{state.name} has written no checkpoint of its schedule yet: try again in a minute"
+            )
         async with self._channel(state, address) as channel:
             if described is not None:
-                reader = ScheduleReader(address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._told)
+                reader = ScheduleReader(
+                    address, delay_pb2_grpc.DelayControlStub(channel), self._objects, self._told
+                )
                 schedule = await reader.read(described)
-            logs = GroupLogReader(address, control_pb2_grpc.BrokerControlStub(channel), self._objects, self._told)
+            logs = GroupLogReader(
+                address, control_pb2_grpc.BrokerControlStub(channel), self._objects, self._told
+            )
             message = await logs.segments(0, held.logs.message, known[0])
             action = await logs.segments(1, held.logs.action, known[1])
-        return BackedUpGroup(state.name, lineage, held.logs.index, held.logs.epoch, message, action, schedule)
+        return BackedUpGroup(
+            state.name, lineage, held.logs.index, held.logs.epoch, message, action, schedule
+        )
 
     def _told(self, size: int) -> None:
         self._done += size
         self._progress(self._done, max(self._total, self._done))
 
     @asynccontextmanager
-    async def _channel(self, state: BrokerGroupState, address: str) -> AsyncIterator[grpc.aio.Channel]:
+    async def _channel(
+        self, state: BrokerGroupState, address: str
+    ) -> AsyncIterator[grpc.aio.Channel]:
         channel: Any = self._network.channel(address, always(master_name(state)))
         try:
             yield channel

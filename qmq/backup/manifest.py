@@ -22,7 +22,14 @@ from typing import Final
 
 import msgspec
 from qmq_coordination.access_records import SERVER_TOKEN
-from qmq_coordination.broker_groups import GROUPS, PRESENCE, REPLICAS, DelaySettings, EpochClaim, group_key
+from qmq_coordination.broker_groups import (
+    GROUPS,
+    PRESENCE,
+    REPLICAS,
+    DelaySettings,
+    EpochClaim,
+    group_key,
+)
 from qmq_coordination.coordination_store import KeyValue
 from qmq_replication.membership import ReplicaMembership
 
@@ -48,7 +55,9 @@ class ChunkedBytes(msgspec.Struct, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         if self.size < len(self.chunks) or any(len(each) != DIGEST_BYTES for each in self.chunks):
-            raise ValueError(f"{len(self.chunks)} chunks of {self.size} bytes with digests that are none")
+            raise ValueError(
+                f"{len(self.chunks)} chunks of {self.size} bytes with digests that are none"
+            )
 
 
 class BackedUpSegment(msgspec.Struct, frozen=True, array_like=True):
@@ -163,11 +172,15 @@ def decode_manifest(backup_id: str, data: bytes) -> BackupManifest:
     try:
         written = msgspec.msgpack.decode(payload, type=_Version)
         if written.version != VERSION:
-            release = f"backup {backup_id} has version {written.version}, of release {written.release}"
+            release = (
+                f"backup {backup_id} has version {written.version}, of release {written.release}"
+            )
             raise BackupVersion(f"{release}: use that release to read it")
         return msgspec.msgpack.decode(payload, type=BackupManifest)
     except (*UNREADABLE, InvalidName) as cause:
-        raise BackupDamaged(f"the manifest of backup {backup_id} cannot be read ({cause})") from cause
+        raise BackupDamaged(
+            f"the manifest of backup {backup_id} cannot be read ({cause})"
+        ) from cause
 
 
 def digest_of(data: bytes) -> bytes:
@@ -189,7 +202,9 @@ def new_id(time_ms: int) -> str:
 def time_of_backup(backup_id: str) -> datetime | None:
     """The time of a backup, from its id; None if this is not the id of a backup."""
     try:
-        return datetime.strptime(backup_id.partition("Z-")[0], "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
+        return datetime.strptime(backup_id.partition("Z-")[0], "%Y%m%dT%H%M%S%f").replace(
+            tzinfo=UTC
+        )
     except ValueError:
         return None
 
@@ -208,7 +223,14 @@ def id_of(name: str) -> str:
 ROOT: Final = "/qmq/"
 RESTORED: Final = ROOT + "restored"
 """The backup from which this cluster was made, and the progress of the restore."""
-_LEFT_OUT: Final = (REPLICAS, PRESENCE, ROOT + "members/", ROOT + "assignments/", ROOT + "meta/", RESTORED)
+_LEFT_OUT: Final = (
+    REPLICAS,
+    PRESENCE,
+    ROOT + "members/",
+    ROOT + "assignments/",
+    ROOT + "meta/",
+    RESTORED,
+)
 _GROUP_KEYS: Final = ("members", "epoch", "master", "secret")
 _NOBODY: Final = "restore-under-way"
 """The only voter of a group whose data is not restored yet: no process has this name, so none can found the group without its data."""
@@ -239,7 +261,9 @@ def decode_items(data: bytes) -> Items:
         raise BackupDamaged(f"the coordination store's keys cannot be read ({cause})") from cause
     for key in items:
         if not key.startswith(ROOT) or not _is_kept(key):
-            raise BackupDamaged(f"the backup has the key {key!r}, which no backup of QMQ contains: use another backup")
+            raise BackupDamaged(
+                f"the backup has the key {key!r}, which no backup of QMQ contains: use another backup"
+            )
     return items
 
 
@@ -253,7 +277,9 @@ def group_items(group: BackedUpGroup, backup_id: str, secret: bytes) -> Items:
     """The keys of a group whose data is not restored yet. Its next epoch is above every epoch in its log."""
     return {
         group_key(group.name, "members"): ReplicaMembership(1, (_NOBODY,)).encode(),
-        group_key(group.name, "epoch"): EpochClaim(group.epoch, _NOBODY, f"restored from {backup_id}").encode(),
+        group_key(group.name, "epoch"): EpochClaim(
+            group.epoch, _NOBODY, f"restored from {backup_id}"
+        ).encode(),
         group_key(group.name, "secret"): secret,
     }
 

@@ -45,12 +45,17 @@ class BackupObjects:
             if put_checked(self.store, name, data):
                 self.copied_bytes += len(data)
         except ObjectConflict as cause:
-            raise BackupDamaged(f"{name} is damaged in the object store: delete it, and create the backup again") from cause
+            raise BackupDamaged(
+                f"{name} is damaged in the object store: delete it, and create the backup again"
+            ) from cause
         return digest
 
     def put_bytes(self, data: bytes) -> ChunkedBytes:
         """Raises StoreAway, BackupDamaged."""
-        chunks = [self.put_chunk(data[at : at + self.chunk_bytes]) for at in range(0, len(data), self.chunk_bytes)]
+        chunks = [
+            self.put_chunk(data[at : at + self.chunk_bytes])
+            for at in range(0, len(data), self.chunk_bytes)
+        ]
         return ChunkedBytes(len(data), tuple(chunks))
 
     def read_chunks(self, content: ChunkedBytes) -> Iterator[bytes]:
@@ -68,7 +73,9 @@ class BackupObjects:
                 break
             yield data
         if size != content.size:
-            raise BackupDamaged(f"the chunks have {size:,} bytes, and the manifest says {content.size:,}")
+            raise BackupDamaged(
+                f"the chunks have {size:,} bytes, and the manifest says {content.size:,}"
+            )
 
     def read_bytes(self, content: ChunkedBytes) -> bytes:
         """Raises StoreAway, BackupDamaged."""
@@ -100,5 +107,7 @@ class BackupObjects:
             backup_id = known[-1]
         data = self.store.get(manifest_name(backup_id))
         if data is None:
-            raise BackupNotFound(f"there is no backup {backup_id!r}: `qmq backup list` shows those that there are")
+            raise BackupNotFound(
+                f"there is no backup {backup_id!r}: `qmq backup list` shows those that there are"
+            )
         return decode_manifest(backup_id, data)

@@ -100,11 +100,17 @@ class RunningMarks:
         try:
             self.take(own)
         except StoreAway as failure:
-            log.warning("%s could not be deleted: %s; backups in this place are not pruned for up to a day", own.name, failure)
+            log.warning(
+                "%s could not be deleted: %s; backups in this place are not pruned for up to a day",
+                own.name,
+                failure,
+            )
 
     def others(self, own: Mark) -> list[Mark]:
         """All marks of other commands, the oldest first. Raises StoreAway."""
-        return sorted(_other(self._objects.names(RUNNING_PREFIX), own), key=lambda each: each.since_ms)
+        return sorted(
+            _other(self._objects.names(RUNNING_PREFIX), own), key=lambda each: each.since_ms
+        )
 
 
 def _other(names: Iterable[str], own: Mark) -> list[Mark]:
@@ -125,7 +131,9 @@ class KeepRule:
 
     def __post_init__(self) -> None:
         if self.count < 0 or self.days < 0 or not (self.count or self.days):
-            raise InvalidArgument("say which backups stay: --keep NUMBER, --keep-days DAYS, or both; each at least 1")
+            raise InvalidArgument(
+                "say which backups stay: --keep NUMBER, --keep-days DAYS, or both; each at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +145,18 @@ class Pruned:
     chunks: int
 
 
-def split_by(rule: KeepRule, ids: Sequence[str], now_ms: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def split_by(
+    rule: KeepRule, ids: Sequence[str], now_ms: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(backups that stay, backups to delete), oldest first. The newest backup stays, and so does every backup of unknown age."""
     since = time_of(now_ms) - timedelta(days=rule.days)
     times = {each: found for each in sorted(ids) if (found := time_of_backup(each)) is not None}
     newest = list(times)[-max(rule.count, 1) :]
-    deleted = [each for each, found in times.items() if each not in newest and not (rule.days and found >= since)]
+    deleted = [
+        each
+        for each, found in times.items()
+        if each not in newest and not (rule.days and found >= since)
+    ]
     return tuple(each for each in sorted(ids) if each not in deleted), tuple(deleted)
 
 
@@ -150,7 +164,12 @@ class BackupPruner:
     """Deletes old backups. The calls block: use a thread."""
 
     def __init__(
-        self, objects: BackupObjects, *, now_ms: Callable[[], int], seconds: Callable[[], float] = time.monotonic, runs_s: float = RUNS_S
+        self,
+        objects: BackupObjects,
+        *,
+        now_ms: Callable[[], int],
+        seconds: Callable[[], float] = time.monotonic,
+        runs_s: float = RUNS_S,
     ) -> None:
         self._objects = objects
         self._now_ms = now_ms
@@ -173,7 +192,9 @@ class BackupPruner:
             for other in marks.others(own):
                 if other.counts(self._now_ms()):
                     began = time_of(other.since_ms)
-                    raise Unavailable(f"`qmq backup {other.work}` works here since {began:%Y-%m-%d %H:%M:%S} UTC: prune when it has ended")
+                    raise Unavailable(
+                        f"`qmq backup {other.work}` works here since {began:%Y-%m-%d %H:%M:%S} UTC: prune when it has ended"
+                    )
                 marks.take(other)
             pruned, chunks = self._plan(rule)
             if rule.days and len(pruned.deleted) > len(pruned.kept) and not is_clock_confirmed:
@@ -205,5 +226,7 @@ class BackupPruner:
     def _delete(self, names: list[str], ends_s: float) -> None:
         for at in range(0, len(names), DELETED_AT_ONCE):
             if self._seconds() >= ends_s:
-                raise Unavailable(f"{len(names) - at:,} objects are still to be deleted: prune again, it continues")
+                raise Unavailable(
+                    f"{len(names) - at:,} objects are still to be deleted: prune again, it continues"
+                )
             self._objects.store.delete_all(names[at : at + DELETED_AT_ONCE])

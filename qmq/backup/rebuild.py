@@ -37,7 +37,15 @@ from typing import Final
 
 from qmq_coordination.broker_groups import CLUSTER, DelaySettings, EpochClaim, group_key
 from qmq_coordination.coordination_store import CoordinationStore, KeyValue
-from qmq_coordination.ordered_records import ROUTES, OrderedState, change_key, group_record_key, latest_key, ordered_state, route_key
+from qmq_coordination.ordered_records import (
+    ROUTES,
+    OrderedState,
+    change_key,
+    group_record_key,
+    latest_key,
+    ordered_state,
+    route_key,
+)
 from qmq_coordination.subjects import decode_subject, encode_subject, subject_key
 from qmq_ordering.changes import first_route
 from qmq_ordering.hashing import LOGICAL_PARTITIONS, logical_partition
@@ -98,7 +106,9 @@ class CountEvidence:
             return self.least
         if self.least <= usual <= self.most:
             return usual
-        raise InvalidArgument(f"its number of logical partitions is between {self.least:,} and {self.most:,}: too few keys were seen")
+        raise InvalidArgument(
+            f"its number of logical partitions is between {self.least:,} and {self.most:,}: too few keys were seen"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +123,10 @@ def deduce(count: int, found: Mapping[int, PartitionEvidence]) -> DeducedRoutes:
     """The routes that explain the logs, with N = `count`. Raises InvalidArgument if no routes do."""
     highest = max(found)
     anywhere = found[min(found)].group
-    known = {number: found.get(number, PartitionEvidence(number, anywhere)) for number in range(1, highest + 1)}
+    known = {
+        number: found.get(number, PartitionEvidence(number, anywhere))
+        for number in range(1, highest + 1)
+    }
     failure = InvalidArgument("no first route explains its partitions")
     for first in range(min(highest, count), 0, -1):
         try:
@@ -125,7 +138,10 @@ def deduce(count: int, found: Mapping[int, PartitionEvidence]) -> DeducedRoutes:
 
 def _deduce(count: int, known: Mapping[int, PartitionEvidence], first: int) -> DeducedRoutes:
     even = first_route(count, first, ["any"])
-    parts = tuple(PhysicalPartition(each.number, each.range, known[each.number].group) for each in even.partitions)
+    parts = tuple(
+        PhysicalPartition(each.number, each.range, known[each.number].group)
+        for each in even.partitions
+    )
     if not all(known[each.number].fits(each.range) for each in parts):
         raise InvalidArgument(f"its partitions 1 to {first} do not divide the keys evenly")
     routes, changes = [Route(1, count, first + 1, parts)], []
@@ -134,11 +150,17 @@ def _deduce(count: int, known: Mapping[int, PartitionEvidence], first: int) -> D
         change = _change(routes[-1], known, version)
         left = [each for each in routes[-1].partitions if each.number not in change.sources]
         following = tuple(sorted([*left, *change.targets], key=lambda each: each.range))
-        routes.append(Route(version, count, routes[-1].next_number + len(change.targets), following))
+        routes.append(
+            Route(version, count, routes[-1].next_number + len(change.targets), following)
+        )
         changes.append(change)
     if routes[-1].next_number <= max(known):
         raise InvalidArgument(f"nothing explains its partition {routes[-1].next_number}")
-    closed = [each.number for each in routes[-1].partitions if each.number in known and known[each.number].sealed is not None]
+    closed = [
+        each.number
+        for each in routes[-1].partitions
+        if each.number in known and known[each.number].sealed is not None
+    ]
     if closed:
         raise InvalidArgument(f"its partitions {closed} are closed and have no successors")
     return DeducedRoutes(tuple(routes), tuple(changes))
@@ -146,22 +168,37 @@ def _deduce(count: int, known: Mapping[int, PartitionEvidence], first: int) -> D
 
 def _change(route: Route, known: Mapping[int, PartitionEvidence], version: int) -> Change:
     """The change that led to a version. Its partitions are closed, so the change is published."""
-    sources = [each for each in route.partitions if each.number in known and _closed_by(known[each.number], version)]
+    sources = [
+        each
+        for each in route.partitions
+        if each.number in known and _closed_by(known[each.number], version)
+    ]
     if not sources or any(a.range.end != b.range.first for a, b in pairwise(sources)):
         raise InvalidArgument(f"no adjacent partitions were closed for version {version}")
     region = LpRange(sources[0].range.first, sources[-1].range.end)
-    targets = _targets(route.next_number, region, known, most=1 if len(sources) > 1 else region.width)
+    targets = _targets(
+        route.next_number, region, known, most=1 if len(sources) > 1 else region.width
+    )
     if not targets:
         targets = [PartitionEvidence(route.next_number, sources[0].group)]
     ranges = _cut(region, targets)
-    kind = ChangeKind.MERGE if len(sources) > 1 else ChangeKind.SPLIT if len(targets) > 1 else ChangeKind.MOVE
+    kind = (
+        ChangeKind.MERGE
+        if len(sources) > 1
+        else ChangeKind.SPLIT
+        if len(targets) > 1
+        else ChangeKind.MOVE
+    )
     seals = {each.number: known[each.number].sealed for each in sources}
     return Change(
         next(sealed[1] for sealed in seals.values() if sealed is not None),
         kind,
         version,
         tuple(seals),
-        tuple(PhysicalPartition(each.number, lps, each.group) for each, lps in zip(targets, ranges, strict=True)),
+        tuple(
+            PhysicalPartition(each.number, lps, each.group)
+            for each, lps in zip(targets, ranges, strict=True)
+        ),
         Phase.PUBLISHED,
         {number: sealed[0] for number, sealed in seals.items() if sealed is not None},
         "rebuilt from the brokers' logs",
@@ -172,7 +209,9 @@ def _closed_by(found: PartitionEvidence, version: int) -> bool:
     return found.sealed is not None and found.sealed[2] == version
 
 
-def _targets(number: int, region: LpRange, known: Mapping[int, PartitionEvidence], most: int) -> list[PartitionEvidence]:
+def _targets(
+    number: int, region: LpRange, known: Mapping[int, PartitionEvidence], most: int
+) -> list[PartitionEvidence]:
     """The next partitions that lie in a region one after another."""
     found: list[PartitionEvidence] = []
     end = region.first
@@ -193,10 +232,14 @@ def _cut(region: LpRange, parts: list[PartitionEvidence]) -> list[LpRange]:
     for at, part in enumerate(parts):
         behind = parts[at + 1 :]
         hull_at = next((place for place, each in enumerate(behind) if each.hull is not None), None)
-        limit = region.end - len(behind) if hull_at is None else behind[hull_at].hull.first - hull_at  # type: ignore[union-attr]
+        limit = (
+            region.end - len(behind) if hull_at is None else behind[hull_at].hull.first - hull_at
+        )  # type: ignore[union-attr]
         end = region.end if not behind else limit if part.hull is None else part.hull.end
         if not first < end <= (limit if behind else region.end):
-            raise InvalidArgument(f"its partition {part.number} has keys that do not fit into {region}")
+            raise InvalidArgument(
+                f"its partition {part.number} has keys that do not fit into {region}"
+            )
         found.append(LpRange(first, end))
         first = end
     return found
@@ -213,7 +256,11 @@ class QueueEvidence:
     is_bent: bool = False
 
     def widen(self, lps: LpRange) -> None:
-        self.hull = lps if self.hull is None else LpRange(min(self.hull.first, lps.first), max(self.hull.end, lps.end))
+        self.hull = (
+            lps
+            if self.hull is None
+            else LpRange(min(self.hull.first, lps.first), max(self.hull.end, lps.end))
+        )
 
 
 @dataclass(slots=True)
@@ -236,9 +283,13 @@ def look_into(data: Path) -> FolderEvidence:
     names = json.loads(json.loads((data / identities.FILE).read_bytes())["content"])
     identity = identities.load(data, names["group"], names["replica"])
     if identity is None:
-        raise InvalidArgument(f"{data} is no data folder of a replica: its {identities.FILE} names no replica")
+        raise InvalidArgument(
+            f"{data} is no data folder of a replica: its {identities.FILE} names no replica"
+        )
     path = data / process.FILE
-    found = FolderEvidence(data, identity, DelaySettings.decode(path.read_bytes()) if path.exists() else None)
+    found = FolderEvidence(
+        data, identity, DelaySettings.decode(path.read_bytes()) if path.exists() else None
+    )
     if found.settings is not None:
         return found  # the messages of a delay group go by subject to the broker groups, which have the subjects
     store = open_store(data / "broker", LogConfig(), SystemClock(), is_replicated=True)
@@ -302,7 +353,9 @@ def rebuilt_keys(folders: Iterable[FolderEvidence], backup: Mapping[str, bytes])
         groups[folder.identity.group].append(folder)
         clusters |= {folder.identity.cluster} - {""}
     if len(clusters) > 1:
-        raise InvalidArgument(f"the folders belong to different clusters, {', '.join(sorted(clusters))}: give only folders of one")
+        raise InvalidArgument(
+            f"the folders belong to different clusters, {', '.join(sorted(clusters))}: give only folders of one"
+        )
     items = dict(backup)
     if clusters:
         items[CLUSTER] = clusters.pop().encode()
@@ -331,11 +384,17 @@ def rebuilt_keys(folders: Iterable[FolderEvidence], backup: Mapping[str, bytes])
 
 def _group_keys(group: str, found: list[FolderEvidence]) -> Items:
     if len({each.settings for each in found}) > 1:
-        raise InvalidArgument(f"the folders of {group} were made with different settings: give only folders of one group's replicas")
+        raise InvalidArgument(
+            f"the folders of {group} were made with different settings: give only folders of one group's replicas"
+        )
     known = [each for each in found if each.identity.membership]
     if not known:
-        raise InvalidArgument(f"no folder of {group} has the group's members: give the folder of another replica")
-    best = max(known, key=lambda each: ReplicaMembership.decode(each.identity.membership.encode()).version)
+        raise InvalidArgument(
+            f"no folder of {group} has the group's members: give the folder of another replica"
+        )
+    best = max(
+        known, key=lambda each: ReplicaMembership.decode(each.identity.membership.encode()).version
+    )
     epoch = max(max(each.epoch, each.identity.promised) for each in found)
     keys = {
         group_key(group, "members"): best.identity.membership.encode(),
@@ -349,7 +408,11 @@ def _group_keys(group: str, found: list[FolderEvidence]) -> Items:
 
 
 def _subject_keys(
-    subject: str, queues: Mapping[tuple[str, int], QueueEvidence], count: CountEvidence, items: Mapping[str, bytes], brokers: Sequence[str]
+    subject: str,
+    queues: Mapping[tuple[str, int], QueueEvidence],
+    count: CountEvidence,
+    items: Mapping[str, bytes],
+    brokers: Sequence[str],
 ) -> Items:
     """The keys of one subject. Raises InvalidArgument if the routes cannot be deduced. Consumers read an unordered subject from all broker
     groups: a producer that runs meanwhile may know a placement that neither backup nor logs have, and send there.
@@ -361,16 +424,39 @@ def _subject_keys(
         config = config or SubjectConfig(subject, groups=hosts)
         if not config.groups:
             return {key: encode_subject(config)}
-        missing = tuple(each for each in hosts if each not in (*config.groups, *config.former_groups))
+        missing = tuple(
+            each for each in hosts if each not in (*config.groups, *config.former_groups)
+        )
         groups = (*config.groups, *missing)
-        return {key: encode_subject(replace(config, groups=groups, former_groups=tuple(each for each in brokers if each not in groups)))}
-    known = ordered_state(subject, [_item(name, value) for name, value in items.items() if name.startswith(f"{ROUTES}{subject}/")])
+        return {
+            key: encode_subject(
+                replace(
+                    config,
+                    groups=groups,
+                    former_groups=tuple(each for each in brokers if each not in groups),
+                )
+            )
+        }
+    known = ordered_state(
+        subject,
+        [
+            _item(name, value)
+            for name, value in items.items()
+            if name.startswith(f"{ROUTES}{subject}/")
+        ],
+    )
     if config is not None and known.latest and _is_new_enough(known, queues):
         return _lane_groups(subject, known.routes, queues, known.groups)
     if config is None:
         order = Order.BEST_EFFORT if any(each.is_bent for each in queues.values()) else Order.STRICT
-        config = SubjectConfig(subject, groups=hosts, order=order, logical_partitions=count.count(LOGICAL_PARTITIONS))
-    evidence = {number: PartitionEvidence(number, group, each.hull, each.sealed) for (group, number), each in queues.items() if number}
+        config = SubjectConfig(
+            subject, groups=hosts, order=order, logical_partitions=count.count(LOGICAL_PARTITIONS)
+        )
+    evidence = {
+        number: PartitionEvidence(number, group, each.hull, each.sealed)
+        for (group, number), each in queues.items()
+        if number
+    }
     deduced = deduce(config.logical_partitions, evidence)
     routes = {each.version: each for each in deduced.routes}
     return {
@@ -386,11 +472,16 @@ def _is_new_enough(known: OrderedState, queues: Mapping[tuple[str, int], QueueEv
     """Whether the backup's routes have all partitions of the logs, and the changes that closed some."""
     seals = [each.sealed for each in queues.values() if each.sealed is not None]
     changes = {(change.id, version) for version, change in known.changes.items()}
-    return all(known.partition(number) is not None for _, number in queues) and all((sealed[1], sealed[2]) in changes for sealed in seals)
+    return all(known.partition(number) is not None for _, number in queues) and all(
+        (sealed[1], sealed[2]) in changes for sealed in seals
+    )
 
 
 def _lane_groups(
-    subject: str, routes: Mapping[int, Route], queues: Mapping[tuple[str, int], QueueEvidence], known: Mapping[str, GroupRecord]
+    subject: str,
+    routes: Mapping[int, Route],
+    queues: Mapping[tuple[str, int], QueueEvidence],
+    known: Mapping[str, GroupRecord],
 ) -> Items:
     """Records for groups that have lanes but no record, at the oldest version in which they have lanes."""
     first: dict[str, int] = {}
@@ -400,7 +491,9 @@ def _lane_groups(
             first |= dict.fromkeys(queue.lanes if queue is not None else (), version)
     whole = LpRange(0, next(iter(routes.values())).logical_partitions)
     return {
-        group_record_key(subject, group): GroupRecord(Frontier((FrontierPiece(whole, version),))).encode()
+        group_record_key(subject, group): GroupRecord(
+            Frontier((FrontierPiece(whole, version),))
+        ).encode()
         for group, version in first.items()
         if group not in known
     }
@@ -417,7 +510,13 @@ async def put_rebuilt(store: CoordinationStore, rebuilt: RebuiltKeys) -> None:
     mark = await known_mark(store, REBUILT) or await begin(store, REBUILT)
     if mark.has_keys:
         return
-    founding = {key: value for key, value in rebuilt.items.items() if key.endswith("/members") and key.startswith(group_key("", "")[:-1])}
-    await put_items(store, {key: value for key, value in rebuilt.items.items() if key not in founding})
+    founding = {
+        key: value
+        for key, value in rebuilt.items.items()
+        if key.endswith("/members") and key.startswith(group_key("", "")[:-1])
+    }
+    await put_items(
+        store, {key: value for key, value in rebuilt.items.items() if key not in founding}
+    )
     await put_items(store, founding)
     await put_items(store, {RESTORED: replace(mark, has_keys=True).encode()})

@@ -86,7 +86,9 @@ async def known_mark(store: CoordinationStore, backup: str) -> RestoreMark | Non
     if known is not None and known.backup == backup:
         return known
     if (await store.list(ROOT, limit=1)).items:
-        raise NotEmpty("the coordination store has a cluster already: restore into a new etcd, or into another namespace")
+        raise NotEmpty(
+            "the coordination store has a cluster already: restore into a new etcd, or into another namespace"
+        )
     return None
 
 
@@ -160,7 +162,9 @@ class ReplicaFolderWriter:
         self._disk = disk
         self._target = target
 
-    def write(self, group: BackedUpGroup, settings: DelaySettings | None, secret: str, token: str) -> None:
+    def write(
+        self, group: BackedUpGroup, settings: DelaySettings | None, secret: str, token: str
+    ) -> None:
         """Write the folder from the beginning, with the replica's identity last. Raises StoreAway, BackupDamaged, DiskFull, FlushFailed."""
         data, disk = self._target.data, self._disk
         make_private(data)
@@ -184,7 +188,12 @@ class ReplicaFolderWriter:
     def _identity(self, group: BackedUpGroup, secret: str) -> identity.ReplicaIdentity:
         """The identity of a replica with all data, which has promised no epoch of the log."""
         new = identity.new(group.name, self._target.replica)
-        known = replace(new, boot=identity.CLEAN, membership=self._target.membership.encode().decode(), secret=secret)
+        known = replace(
+            new,
+            boot=identity.CLEAN,
+            membership=self._target.membership.encode().decode(),
+            secret=secret,
+        )
         return known.with_state(DurableState(group.epoch, is_whole=True, resetting_until=0))
 
     def _write(self, path: Path, content: ChunkedBytes) -> None:
@@ -202,7 +211,13 @@ class ReplicaFolderWriter:
 class Restore:
     """A restore of one backup into one cluster."""
 
-    def __init__(self, store: CoordinationStore, objects: BackupObjects, manifest: BackupManifest, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        store: CoordinationStore,
+        objects: BackupObjects,
+        manifest: BackupManifest,
+        disk: Disk | None = None,
+    ) -> None:
         self._store = store
         self._objects = objects
         self._manifest = manifest
@@ -228,13 +243,17 @@ class Restore:
         found = self._manifest.group(target.group)
         if found is None:
             known = ", ".join(each.name for each in self._manifest.groups)
-            raise BackupNotFound(f"backup {self._manifest.id} has no group {target.group!r}: it has {known}")
+            raise BackupNotFound(
+                f"backup {self._manifest.id} has no group {target.group!r}: it has {known}"
+            )
         return found
 
     # --- the coordination store ----------------------------------------------------------------------------------------
 
     async def _restore_keys(self, known: RestoreMark | None) -> tuple[RestoreMark, Items]:
-        items = decode_items(await asyncio.to_thread(self._objects.read_bytes, self._manifest.items))
+        items = decode_items(
+            await asyncio.to_thread(self._objects.read_bytes, self._manifest.items)
+        )
         mark = known or await begin(self._store, self._manifest.id)
         if not mark.has_keys:
             wanted = dict(items)
@@ -250,14 +269,20 @@ class Restore:
 
     # --- a replica's folder --------------------------------------------------------------------------------------------
 
-    async def _restore_replica(self, group: BackedUpGroup, target: ReplicaTarget, items: Items, mark: RestoreMark) -> None:
+    async def _restore_replica(
+        self, group: BackedUpGroup, target: ReplicaTarget, items: Items, mark: RestoreMark
+    ) -> None:
         if not await self._awaits_data(group.name):
             if target.made_by() == mark.token:
                 return  # an earlier attempt did it
-            raise NotEmpty(f"the data of {group.name} is restored already: start its replica, and let others join by `qmq replica add`")
+            raise NotEmpty(
+                f"the data of {group.name} is restored already: start its replica, and let others join by `qmq replica add`"
+            )
         secret = await self._secret(group.name)
         writer = ReplicaFolderWriter(self._objects, self._disk, target)
-        await asyncio.to_thread(writer.write, group, delay_settings(items, group.name), secret, mark.token)
+        await asyncio.to_thread(
+            writer.write, group, delay_settings(items, group.name), secret, mark.token
+        )
         await self._admit(group.name, target.membership)
 
     async def _secret(self, group: str) -> str:
@@ -268,7 +293,9 @@ class Restore:
         key = group_key(group, "members")
         found = await self._store.get(key)
         if found is None or not awaits_data(found.value):
-            raise NotEmpty(f"the data of {group} was restored into another folder meanwhile: delete this one")
+            raise NotEmpty(
+                f"the data of {group} was restored into another folder meanwhile: delete this one"
+            )
         try:
             done = await self._store.txn([unchanged(found)], [Put(key, membership.encode())])
         except CoordinationUnknown:
@@ -277,4 +304,6 @@ class Restore:
                 return
             raise
         if not done.succeeded:
-            raise NotEmpty(f"the data of {group} was restored into another folder meanwhile: delete this one")
+            raise NotEmpty(
+                f"the data of {group} was restored into another folder meanwhile: delete this one"
+            )

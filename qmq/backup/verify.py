@@ -13,7 +13,13 @@ from itertools import chain
 
 import msgspec
 
-from qmq.backup.manifest import BackedUpGroup, BackedUpSchedule, BackedUpSegment, BackupManifest, decode_items
+from qmq.backup.manifest import (
+    BackedUpGroup,
+    BackedUpSchedule,
+    BackedUpSegment,
+    BackupManifest,
+    decode_items,
+)
 from qmq.backup.objects import BackupObjects
 from qmq.delay.schedule import Schedule
 from qmq.errors import BackupDamaged, CorruptBatch, LogDamaged
@@ -26,7 +32,9 @@ LOGS = ("message", "action")
 class BackupVerifier:
     """Verifies one backup. The calls block: use a thread. `told` is called with the bytes of each chunk."""
 
-    def __init__(self, objects: BackupObjects, told: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self, objects: BackupObjects, told: Callable[[int], None] = lambda _: None
+    ) -> None:
         self._objects = objects
         self._told = told
 
@@ -41,7 +49,9 @@ class BackupVerifier:
             found, index = self._verify_log(f"{group.name}: the {log} log", segments)
             entries, last = entries + found, max(last, index)
         if last != group.index:
-            raise BackupDamaged(f"{group.name}: the logs end at index {last}, and the manifest says {group.index}")
+            raise BackupDamaged(
+                f"{group.name}: the logs end at index {last}, and the manifest says {group.index}"
+            )
         if group.schedule is not None:
             self._verify_schedule(group.name, group.schedule)
         return entries
@@ -51,13 +61,17 @@ class BackupVerifier:
         entries, index = 0, 0
         for at, segment in enumerate(segments):
             if at and segments[at - 1].end != segment.base:
-                raise BackupDamaged(f"{what}: a segment ends at {segments[at - 1].end}, and the next one begins at {segment.base}")
+                raise BackupDamaged(
+                    f"{what}: a segment ends at {segments[at - 1].end}, and the next one begins at {segment.base}"
+                )
             reader = _ForwardReader(segment.base, self._chunks(segment))
             try:
                 for entry in walk_rising(reader.read, segment.base, segment.end, index):
                     entries, index = entries + 1, entry.envelope.index
             except CorruptBatch as cause:
-                raise BackupDamaged(f"{what}: the segment at {segment.base} has a damaged entry ({cause.message})") from cause
+                raise BackupDamaged(
+                    f"{what}: the segment at {segment.base} has a damaged entry ({cause.message})"
+                ) from cause
         return entries, index
 
     def _chunks(self, segment: BackedUpSegment) -> Iterator[bytes]:
@@ -67,12 +81,18 @@ class BackupVerifier:
 
     def _verify_schedule(self, group: str, schedule: BackedUpSchedule) -> None:
         try:
-            expected = Schedule.files(msgspec.msgpack.decode(self._objects.read_bytes(schedule.state)))
+            expected = Schedule.files(
+                msgspec.msgpack.decode(self._objects.read_bytes(schedule.state))
+            )
         except (LogDamaged, *UNREADABLE) as cause:
-            raise BackupDamaged(f"{group}: the schedule's state cannot be read ({cause})") from cause
+            raise BackupDamaged(
+                f"{group}: the schedule's state cannot be read ({cause})"
+            ) from cause
         if dict(expected) != {each.name: each.content.size for each in schedule.files}:
             raise BackupDamaged(f"{group}: the schedule's files are not those that its state names")
-        for chunk in chain.from_iterable(self._objects.read_chunks(each.content) for each in schedule.files):
+        for chunk in chain.from_iterable(
+            self._objects.read_chunks(each.content) for each in schedule.files
+        ):
             self._told(len(chunk))
 
 

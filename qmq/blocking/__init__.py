@@ -67,7 +67,18 @@ class BlockingClient(BlockingClientBase):
         ClientClosed.
         """
         return self._thread.run(
-            self._client.send(subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at, cron=cron, zone=zone, acks=acks)
+            self._client.send(
+                subject,
+                body,
+                key=key,
+                tags=tags,
+                headers=headers,
+                delay=delay,
+                at=at,
+                cron=cron,
+                zone=zone,
+                acks=acks,
+            )
         )
 
     def send_many(
@@ -87,7 +98,16 @@ class BlockingClient(BlockingClientBase):
         `delays` or `ats` (with time zones) delay the messages: one item for each message, or one for all. Raises as `send`.
         """
         return self._thread.run(
-            self._client.send_many(subject, bodies, keys=keys, tags=tags, headers=headers, delays=delays, ats=ats, acks=acks)
+            self._client.send_many(
+                subject,
+                bodies,
+                keys=keys,
+                tags=tags,
+                headers=headers,
+                delays=delays,
+                ats=ats,
+                acks=acks,
+            )
         )
 
     @property
@@ -318,4 +338,12 @@ def beside(client: Client, loop: asyncio.AbstractEventLoop) -> BlockingClient:
     return BlockingClient(client, LoopThread(loop))
 
 
-__all__ = ["BlockingAccess", "BlockingClient", "BlockingConsumer", "BlockingDelayed", "BlockingMetadata", "beside", "connect"]
+__all__ = [
+    "BlockingAccess",
+    "BlockingClient",
+    "BlockingConsumer",
+    "BlockingDelayed",
+    "BlockingMetadata",
+    "beside",
+    "connect",
+]

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from qmq.client.metadata.service import AccessClient, MetadataClient
     from qmq.client.producing.delayed import Delayed, DelayedMessage, DelayStats, When
     from qmq.errors import QmqError
-    from qmq.model import Compatibility, DeclaredSchema, DelayedId, SchemaFormat, SubjectConfig, SubjectFlush
+    from qmq.model import (
+        Compatibility,
+        DeclaredSchema,
+        DelayedId,
+        SchemaFormat,
+        SubjectConfig,
+        SubjectFlush,
+    )
     from qmq.proto.v1 import access_pb2, control_pb2, delay_pb2, meta_pb2
 
 
@@ -63,7 +70,9 @@ class BlockingDelayed(BlockingPart):
         Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because the list would be incomplete. With a
         dict as `silent` an incomplete list is returned if at least one group answers; the dict then says which groups are missing, and why.
         """
-        return self._thread.iterate(self._part.list(subject, start, end, limit, is_half=is_half, silent=silent))
+        return self._thread.iterate(
+            self._part.list(subject, start, end, limit, is_half=is_half, silent=silent)
+        )
 
     def stats(self) -> DelayStats:
         """Pending messages, lateness of deliveries, and which delay groups did not answer. Raises NotConnected, ClientClosed."""
@@ -77,13 +86,19 @@ class BlockingMetadata(BlockingPart):
         super().__init__(thread)
         self._part = part
 
-    def create_subject(self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False) -> meta_pb2.SubjectSettings:
+    def create_subject(
+        self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False
+    ) -> meta_pb2.SubjectSettings:
         """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each of its broker groups.
 
         `at_first_message`: only if the servers create subjects at their first message, otherwise UnknownSubject. Raises SubjectExists,
         InvalidName, InvalidArgument.
         """
-        return self._thread.run(self._part.create_subject(config, partitions=partitions, at_first_message=at_first_message))
+        return self._thread.run(
+            self._part.create_subject(
+                config, partitions=partitions, at_first_message=at_first_message
+            )
+        )
 
     def list_subjects(self, prefix: str = "") -> Partial[meta_pb2.SubjectDescription]:
         """Subjects with their queues, except those on broker groups that do not answer."""
@@ -117,21 +132,33 @@ class BlockingMetadata(BlockingPart):
         metaserver.
         """
         return self._thread.run(
-            self._part.reset_group(subject, group, to=to, time_ms=time_ms, sequence=sequence, broker_group=broker_group, directly=directly)
+            self._part.reset_group(
+                subject,
+                group,
+                to=to,
+                time_ms=time_ms,
+                sequence=sequence,
+                broker_group=broker_group,
+                directly=directly,
+            )
         )
 
     def find_message(self, subject: str, message_id: str) -> control_pb2.StoredMessage:
         """Find a stored message by its id. Raises MessageNotFound, UnknownSubject."""
         return self._thread.run(self._part.find_message(subject, message_id))
 
-    def find_every(self, message_id: str, subject: str = "", *, since_ms: int = 0) -> control_pb2.FindMessageResponse:
+    def find_every(
+        self, message_id: str, subject: str = "", *, since_ms: int = 0
+    ) -> control_pb2.FindMessageResponse:
         """Every place where a message is stored, in one subject or in all; delay groups included.
 
         Batches that delay groups delivered are searched from `since_ms` on. Raises MessageNotFound, UnknownSubject.
         """
         return self._thread.run(self._part.find_every(message_id, subject, since_ms=since_ms))
 
-    def trace_message(self, place: control_pb2.StoredMessage, group: str = "", cursor: bytes = b"") -> control_pb2.TraceMessageResponse:
+    def trace_message(
+        self, place: control_pb2.StoredMessage, group: str = "", cursor: bytes = b""
+    ) -> control_pb2.TraceMessageResponse:
         """The deliveries of a stored message to groups, and their verdicts, page by page: pass the answer's cursor for the next
         page. Raises MessageNotFound."""
         return self._thread.run(self._part.trace_message(place, group, cursor))
@@ -160,7 +187,15 @@ class BlockingMetadata(BlockingPart):
         the change has begun but is not published in time: it continues. Other errors have the outcome UNKNOWN if the change may be made.
         """
         return self._thread.run(
-            self._part.change_route(subject, split=split, merge=merge, move=move, from_version=from_version, reason=reason, dry_run=dry_run)
+            self._part.change_route(
+                subject,
+                split=split,
+                merge=merge,
+                move=move,
+                from_version=from_version,
+                reason=reason,
+                dry_run=dry_run,
+            )
         )
 
     def describe_route(self, subject: str, version: int = 0) -> meta_pb2.DescribeRouteResponse:
@@ -173,7 +208,9 @@ class BlockingMetadata(BlockingPart):
         """The changes of the subject's route, oldest first. Raises UnknownSubject, OrderMismatch."""
         return self._thread.run(self._part.route_history(subject))
 
-    def parked(self, subject: str, group: str, *, keys_max: int = 10000, key: bytes | None = None) -> Partial[control_pb2.ParkedKey]:
+    def parked(
+        self, subject: str, group: str, *, keys_max: int = 10000, key: bytes | None = None
+    ) -> Partial[control_pb2.ParkedKey]:
         """The first parked keys, partition by partition, or only `key`, on the broker groups that answer. Raises UnknownSubject,
         UnknownGroup, OrderMismatch.
         """
@@ -227,14 +264,27 @@ class BlockingMetadata(BlockingPart):
         Raises UnknownSubject; InvalidArgument, also if nothing is to change.
         """
         return self._thread.run(
-            self._part.alter_subject(subject, retention_ms=retention_ms, retention_bytes=retention_bytes, body_bytes_max=body_bytes_max)
+            self._part.alter_subject(
+                subject,
+                retention_ms=retention_ms,
+                retention_bytes=retention_bytes,
+                body_bytes_max=body_bytes_max,
+            )
         )
 
     def set_subject_schema(
-        self, subject: str, format: SchemaFormat, text: str, compatibility: Compatibility | None = None, *, dry_run: bool = False
+        self,
+        subject: str,
+        format: SchemaFormat,
+        text: str,
+        compatibility: Compatibility | None = None,
+        *,
+        dry_run: bool = False,
     ) -> DeclaredSchema:
         """Declare the next version of a subject's schema; the newest one again changes nothing. `compatibility`: default as before."""
-        return self._thread.run(self._part.set_subject_schema(subject, format, text, compatibility, dry_run=dry_run))
+        return self._thread.run(
+            self._part.set_subject_schema(subject, format, text, compatibility, dry_run=dry_run)
+        )
 
     def subject_schemas(self, subject: str) -> list[DeclaredSchema]:
         """All versions of a subject's schema, the newest one last. Raises UnknownSubject; InvalidArgument if it has none."""
@@ -281,13 +331,24 @@ class BlockingAccess(BlockingPart):
         return self._thread.run(self._part.rules(namespace))
 
     def put_rule(
-        self, principal: str, operations: Iterable[str], kind: str, pattern: str = "*", *, is_deny: bool = False, rule_id: str = ""
+        self,
+        principal: str,
+        operations: Iterable[str],
+        kind: str,
+        pattern: str = "*",
+        *,
+        is_deny: bool = False,
+        rule_id: str = "",
     ) -> access_pb2.AccessRule:
         """Add a rule that allows or denies `operations`, or all operations if it is empty. Adding the same rule again changes nothing.
 
         Raises InvalidArgument, InvalidName.
         """
-        return self._thread.run(self._part.put_rule(principal, operations, kind, pattern, is_deny=is_deny, rule_id=rule_id))
+        return self._thread.run(
+            self._part.put_rule(
+                principal, operations, kind, pattern, is_deny=is_deny, rule_id=rule_id
+            )
+        )
 
     def delete_rule(self, rule_id: str) -> None:
         """Delete a rule. Raises InvalidArgument if there is no such rule, or if the caller would lose `administer`."""
@@ -297,11 +358,15 @@ class BlockingAccess(BlockingPart):
         """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises InvalidArgument."""
         return self._thread.run(self._part.set_mode(mode))
 
-    def test(self, principal: str, operation: str, kind: str, name: str = "") -> access_pb2.TestAccessResponse:
+    def test(
+        self, principal: str, operation: str, kind: str, name: str = ""
+    ) -> access_pb2.TestAccessResponse:
         """The decision of the rules about a principal, in any mode."""
         return self._thread.run(self._part.test(principal, operation, kind, name))
 
-    def change_role(self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> access_pb2.Role:
+    def change_role(
+        self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()
+    ) -> access_pb2.Role:
         """Add principals to a role, and remove others. A role without members does not exist."""
         return self._thread.run(self._part.change_role(name, add=add, remove=remove))
 
@@ -319,7 +384,9 @@ class BlockingAccess(BlockingPart):
         """
         return self._thread.run(self._part.delete_tokens(token_id=token_id, principal=principal))
 
-    def put_quota(self, principal: str, limits: Mapping[str, int], *, quota_id: str = "") -> access_pb2.AccessQuota:
+    def put_quota(
+        self, principal: str, limits: Mapping[str, int], *, quota_id: str = ""
+    ) -> access_pb2.AccessQuota:
         """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument, InvalidName."""
         return self._thread.run(self._part.put_quota(principal, limits, quota_id=quota_id))
 

@@ -44,7 +44,9 @@ class LoopThread:
         """`loop` is the application's, which starts and stops it. Without one there is a new loop; `start` begins its thread."""
         self.is_own = loop is None
         self.loop = loop or asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="qmq-client", daemon=True)
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="qmq-client", daemon=True
+        )
         self._process = os.getpid()
         self._submitting = threading.Lock()
         """What is submitted under it gets an answer, or is cancelled by `close`."""
@@ -84,7 +86,9 @@ class LoopThread:
 
     def _submit(self, work: Coroutine[Any, Any, _R]) -> Future[_R]:
         if self.is_forked:
-            raise ClientClosed("the client was made before a fork, and its thread is in the parent process: make a new one in this process")
+            raise ClientClosed(
+                "the client was made before a fork, and its thread is in the parent process: make a new one in this process"
+            )
         self._check_outside()
         with self._submitting:
             self._check_open()
@@ -192,14 +196,22 @@ class BlockingClientBase(BlockingPart):
         """See `qmq.Client.interceptors`. They are called in the loop's thread for what is sent, in the caller's for what is handled."""
         return self._client.interceptors
 
-    def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> BlockingOutbox:
+    def outbox(
+        self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE
+    ) -> BlockingOutbox:
         """See `qmq.Client.outbox`; on sync connections, sessions and engines: `with mq.outbox(connection) as box: box.send(...)`."""
-        made: Outbox = self._thread.call(lambda: self._client.outbox(connection, table=table, grace=grace))
-        from qmq.sql.outbox import BlockingOutbox  # after the check whether the client can be imported
+        made: Outbox = self._thread.call(
+            lambda: self._client.outbox(connection, table=table, grace=grace)
+        )
+        from qmq.sql.outbox import (
+            BlockingOutbox,
+        )  # after the check whether the client can be imported
 
         return BlockingOutbox(made, self._thread.run)
 
-    def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
+    def listener(
+        self, subject: str, group: str, **options: Unpack[ListenerOptions]
+    ) -> Callable[[_Handler], _Handler]:
         """See `qmq.Client.listener`. Plain functions run in threads, and their context's `mq` is a blocking client."""
 
         def register(handler: _Handler) -> _Handler:
@@ -208,7 +220,13 @@ class BlockingClientBase(BlockingPart):
 
         return register
 
-    def listen(self, subject: str, handler: Callable[..., Any], group: str, **options: Unpack[ListenerOptions]) -> None:
+    def listen(
+        self,
+        subject: str,
+        handler: Callable[..., Any],
+        group: str,
+        **options: Unpack[ListenerOptions],
+    ) -> None:
         """See `qmq.Client.listen`."""
         self._thread.call(lambda: self._client.listen(subject, handler, group, **options))
 
@@ -228,7 +246,12 @@ class BlockingClientBase(BlockingPart):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -309,7 +332,12 @@ class BlockingConsumerBase(BlockingPart):
         """The same; returns when the broker has it. Raises as `qmq.Message.ack_sync`."""
         self._thread.run(messages.ack_sync())
 
-    def nack(self, messages: Message | Messages, delay: timedelta | None = None, error: str | BaseException = "") -> None:
+    def nack(
+        self,
+        messages: Message | Messages,
+        delay: timedelta | None = None,
+        error: str | BaseException = "",
+    ) -> None:
         """Have them handed out again. See `qmq.Message.nack`."""
         messages.nack(delay, error)
 
@@ -320,7 +348,12 @@ class BlockingConsumerBase(BlockingPart):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._thread.run(self._consumer.close(error))
 
 

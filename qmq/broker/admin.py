@@ -13,7 +13,15 @@ from typing import Final, Protocol, TypeVar
 from qmq.broker.broker import Broker
 from qmq.broker.dispatch.sessions import QueueGroup
 from qmq.broker.reading.history import FoundMessage, MessageHistory, MessageSearch
-from qmq.errors import CorruptBatch, InvalidArgument, MessageNotFound, NotMaster, Overloaded, UnknownGroup, UnknownSubject
+from qmq.errors import (
+    CorruptBatch,
+    InvalidArgument,
+    MessageNotFound,
+    NotMaster,
+    Overloaded,
+    UnknownGroup,
+    UnknownSubject,
+)
 from qmq.limits import MIB
 from qmq.log.actions import LaneReset
 from qmq.log.envelopes import damaged, walk
@@ -66,7 +74,9 @@ class BrokerAdmin:
 
     async def queues(self, subject: str) -> list[pb.Queue]:
         """The queues of a subject, or of all if it is empty."""
-        return [self._describe_queue(queue) async for queue in self._unhurried(self._queues(subject))]
+        return [
+            self._describe_queue(queue) async for queue in self._unhurried(self._queues(subject))
+        ]
 
     def storage(self) -> pb.StorageStatus:
         """This replica's disk, and what is not flushed. Every replica answers."""
@@ -76,7 +86,9 @@ class BrokerAdmin:
             disk_reserved_bytes=store.config.disk_free_bytes_min,
             log_bytes=sum(each.end - each.start for each in store.logs),
             unflushed_bytes=sum(each.end - each.flushed for each in store.logs),
-            unflushed_age_ms=0 if store.is_flushed else store.unflushed.age_ms(store.clock.monotonic_ms()),
+            unflushed_age_ms=0
+            if store.is_flushed
+            else store.unflushed.age_ms(store.clock.monotonic_ms()),
             damaged_objects=store.messages.damaged_objects()[:DAMAGED_NAMES_MAX],
         )
 
@@ -100,22 +112,33 @@ class BrokerAdmin:
             if count % LOOKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
                 if self._store is not store:
-                    raise NotMaster("this broker lost the mastership during the search: ask the new master")
+                    raise NotMaster(
+                        "this broker lost the mastership during the search: ask the new master"
+                    )
 
     def _queues(self, subject: str) -> list[Queue]:
-        found = [queue for queue in self._store.queues.values() if subject in ("", queue.id.subject)]
+        found = [
+            queue for queue in self._store.queues.values() if subject in ("", queue.id.subject)
+        ]
         return sorted(found, key=lambda queue: queue.id)
 
     async def groups(self, subject: str, group: str) -> list[pb.Group]:
         """The progress of groups on a subject's queues. Raises UnknownGroup if a named group never consumed a named subject."""
         clients = self._broker.dispatch.groups.clients()
-        found = [self._describe_group(state, clients) async for state in self._unhurried(self._states(subject, group))]
+        found = [
+            self._describe_group(state, clients)
+            async for state in self._unhurried(self._states(subject, group))
+        ]
         if not found and subject and group:
             raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}")
         return sorted(found, key=lambda each: (each.subject, each.partition, each.group))
 
     def _states(self, subject: str, group: str) -> list[QueueGroup]:
-        return [state for state in self._broker.dispatch.groups if subject in ("", state.queue.id.subject) and group in ("", state.name)]
+        return [
+            state
+            for state in self._broker.dispatch.groups
+            if subject in ("", state.queue.id.subject) and group in ("", state.name)
+        ]
 
     def _describe_group(self, state: QueueGroup, clients: dict[tuple[int, str], str]) -> pb.Group:
         queue, share = state.queue, state.share
@@ -132,7 +155,10 @@ class BrokerAdmin:
             requeued=share.waiting_again(),
             lag_ms=lag_ms(queue, done, now_ms),
             expired=share.expired,
-            consumers=[self._describe_consumer(state, name, clients.get((id(state), name), "")) for name in share.holders],
+            consumers=[
+                self._describe_consumer(state, name, clients.get((id(state), name), ""))
+                for name in share.holders
+            ],
             is_paused=self._broker.rules.is_paused(queue.id.subject, state.name, "", ""),
             dying=share.dying_messages(),
             filtered=state.filtered,
@@ -146,7 +172,9 @@ class BrokerAdmin:
             seen_ms_ago=now_ms - state.seen_ms.get(name, now_ms),
             lease_ms=holder.lease_ms,
             client=client,
-            is_paused=self._broker.rules.is_paused(state.queue.id.subject, state.name, name, client),
+            is_paused=self._broker.rules.is_paused(
+                state.queue.id.subject, state.name, name, client
+            ),
         )
 
     async def reset(self, subject: str, group: str, target: Target) -> list[pb.Moved]:
@@ -155,7 +183,9 @@ class BrokerAdmin:
         self._broker.subjects.settings(check_name("subject", subject))
         states = self._states(subject, check_group(group))
         if not states:
-            raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}: there is nothing to move")
+            raise UnknownGroup(
+                f"group {group!r} has never consumed subject {subject!r}: there is nothing to move"
+            )
         moved = []
         for state in states:
             sequence = resolve(state.queue, target)
@@ -165,7 +195,12 @@ class BrokerAdmin:
         return moved
 
     def _moved(self, queue: Queue, begin: int, end: int) -> pb.Moved:
-        return pb.Moved(partition=queue.id.partition, broker_group=self._group, from_sequence=begin, to_sequence=end)
+        return pb.Moved(
+            partition=queue.id.partition,
+            broker_group=self._group,
+            from_sequence=begin,
+            to_sequence=end,
+        )
 
     async def delete_group(self, subject: str, group: str) -> int:
         """Delete a group on all the subject's queues, or on none. Returns the number of queues it was on. Raises UnknownGroup,
@@ -174,12 +209,18 @@ class BrokerAdmin:
         self._broker.require_serving()
         states = self._states(check_name("subject", subject), check_group(group))
         if not states:
-            raise UnknownGroup(f"group {group!r} has never consumed subject {subject!r}: there is nothing to delete")
+            raise UnknownGroup(
+                f"group {group!r} has never consumed subject {subject!r}: there is nothing to delete"
+            )
         consumers = sorted({name for state in states for name in state.share.holders})
         if consumers:
-            raise InvalidArgument(f"group {group!r} has consumers on {subject!r}; stop them first: {', '.join(consumers)}")
+            raise InvalidArgument(
+                f"group {group!r} has consumers on {subject!r}; stop them first: {', '.join(consumers)}"
+            )
         if any(state.share.dying for state in states):
-            raise Overloaded(f"messages of group {group!r} are on their way to its dead-letter queue: try again soon")
+            raise Overloaded(
+                f"messages of group {group!r} are on their way to its dead-letter queue: try again soon"
+            )
         for state in states:
             self._broker.dispatch.forget(state)
         self._broker.schedule()
@@ -196,11 +237,19 @@ class BrokerAdmin:
         broker.require_serving()
         check_name("subject", subject)
         if not is_dead_letters(subject) and broker.subjects.retention_settings(subject) is not None:
-            raise Overloaded(f"{broker.config.name} does not know yet that subject {subject!r} was deleted: try again soon")
+            raise Overloaded(
+                f"{broker.config.name} does not know yet that subject {subject!r} was deleted: try again soon"
+            )
         gone = UnknownSubject(f"subject {subject!r} was deleted")
-        queues = [queue for queue in broker.store.queues.values() if queue.id.subject == subject and not queue.is_blank]
+        queues = [
+            queue
+            for queue in broker.store.queues.values()
+            if queue.id.subject == subject and not queue.is_blank
+        ]
         if any(state.share.dying for state in broker.dispatch.groups.of_queues(queues)):
-            raise Overloaded(f"messages of {subject!r} are on their way to a dead-letter queue: try again soon")
+            raise Overloaded(
+                f"messages of {subject!r} are on their way to a dead-letter queue: try again soon"
+            )
         if queues:
             broker.turn()  # write what is staged first
         for queue in queues:
@@ -222,7 +271,9 @@ class BrokerAdmin:
         broker.turn()  # what was staged before is written before
         queues = [queue for queue in broker.store.queues.values() if queue.id.subject == subject]
         if any(state.share.dying for state in broker.dispatch.groups.of_queues(queues)):
-            raise Overloaded(f"messages of {subject!r} are on their way to a dead-letter queue: try again soon")
+            raise Overloaded(
+                f"messages of {subject!r} are on their way to a dead-letter queue: try again soon"
+            )
         found = [queue.next_sequence - queue.start_sequence for queue in queues]
         for queue, messages in zip(queues, found, strict=True):
             if messages:
@@ -245,14 +296,19 @@ class BrokerAdmin:
                 ranges = [each.lps for each in share.progress]
                 whole = min(each.first for each in ranges), max(each.end for each in ranges)
                 tokens = [each.token for each in share.holders]
-                broker.store.act(LaneReset(queue.id.subject, queue.id.partition, group, "", *whole, end))
+                broker.store.act(
+                    LaneReset(queue.id.subject, queue.id.partition, group, "", *whole, end)
+                )
                 for token in tokens:
                     broker.lanes.forget(queue, group, token)
 
     async def find_time(self, subject: str, time_ms: int) -> list[pb.Moved]:
         """In each queue, the first message stored at or after a time. Raises UnknownSubject."""
         self._broker.subjects.settings(check_name("subject", subject))
-        found = [(queue, at_time(queue, time_ms)) async for queue in self._unhurried(self._queues(subject))]
+        found = [
+            (queue, at_time(queue, time_ms))
+            async for queue in self._unhurried(self._queues(subject))
+        ]
         return [self._moved(queue, sequence, sequence) for queue, sequence in found]
 
     async def find_message(self, subject: str, message_id: MessageId) -> FoundMessage:
@@ -263,7 +319,9 @@ class BrokerAdmin:
             async with aclosing(self.finding.of_producer(store, queue, message_id)) as places:
                 async for found in places:
                     return found
-        raise MessageNotFound(f"no kept message of {subject!r} has the id {message_id}: it was never stored, or retention deleted it")
+        raise MessageNotFound(
+            f"no kept message of {subject!r} has the id {message_id}: it was never stored, or retention deleted it"
+        )
 
     def read_committed(self, log: int, position: int, bytes_max: int) -> tuple[int, bytes]:
         """Committed entries of a log from a position on, or from its beginning: (position, bytes as in the file).
@@ -272,14 +330,18 @@ class BrokerAdmin:
         """
         store = self._store
         if log not in (MESSAGES, ACTIONS):
-            raise InvalidArgument(f"there is no log {log}: {MESSAGES} is the message log, {ACTIONS} the action log")
+            raise InvalidArgument(
+                f"there is no log {log}: {MESSAGES} is the message log, {ACTIONS} the action log"
+            )
         segments = store.logs[log]
         begin = max(position, segments.start)
         found: list[bytes] = []
         size = 0
         try:
             for entry in walk(segments, begin):
-                if entry.envelope.index > store.committed_index or size >= min(bytes_max, READ_BYTES_MAX):
+                if entry.envelope.index > store.committed_index or size >= min(
+                    bytes_max, READ_BYTES_MAX
+                ):
                     break
                 found += (entry.head, entry.region)
                 size += entry.envelope.total_bytes
@@ -294,12 +356,19 @@ class BrokerAdmin:
 
 def messages_end(queue: Queue) -> int:
     """The end of what consumers see of a queue, without its command message."""
-    return queue.visible_sequence if queue.sealed is None else min(queue.visible_sequence, queue.sealed.sequence)
+    return (
+        queue.visible_sequence
+        if queue.sealed is None
+        else min(queue.visible_sequence, queue.sealed.sequence)
+    )
 
 
 def lag_ms(queue: Queue, done_before: int, now_ms: int) -> int:
     """The age of the oldest message that is not done; 0 if all are done. Command messages do not count."""
-    if max(done_before, queue.start_sequence) >= messages_end(queue) or queue.index.count == queue.index.first:
+    if (
+        max(done_before, queue.start_sequence) >= messages_end(queue)
+        or queue.index.count == queue.index.first
+    ):
         return 0
     entry = queue.index.entry(queue.index.find_sequence(max(done_before, queue.start_sequence)))
     return max(now_ms - entry.append_time_ms, 0)
@@ -316,7 +385,11 @@ def stored_bytes(queue: Queue) -> int:
 def at_time(queue: Queue, time_ms: int) -> int:
     """The first message stored at or after a time."""
     number = queue.index.find_time(time_ms)
-    return queue.visible_sequence if number >= queue.index.count else max(queue.index.entry(number).base_sequence, queue.start_sequence)
+    return (
+        queue.visible_sequence
+        if number >= queue.index.count
+        else max(queue.index.entry(number).base_sequence, queue.start_sequence)
+    )
 
 
 def resolve(queue: Queue, target: Target) -> int:
@@ -324,14 +397,18 @@ def resolve(queue: Queue, target: Target) -> int:
     start, end = queue.start_sequence, queue.visible_sequence
     kind = target.WhichOneof("target")
     if kind is None:
-        raise InvalidArgument("name the group's new position: earliest, latest, a time or a sequence")
+        raise InvalidArgument(
+            "name the group's new position: earliest, latest, a time or a sequence"
+        )
     if kind in ("earliest", "latest"):
         return start if kind == "earliest" else end
     if kind == "time_ms":
         return at_time(queue, target.time_ms)
     assert isinstance(target, pb.ResetGroupRequest)
     if not start <= target.sequence <= end:
-        raise InvalidArgument(f"sequence {target.sequence} is outside {queue.id}, which holds {start} to {end - 1}")
+        raise InvalidArgument(
+            f"sequence {target.sequence} is outside {queue.id}, which holds {start} to {end - 1}"
+        )
     return target.sequence
 
 
@@ -397,7 +474,9 @@ class SingleGroupStatus:
 
     async def change(self, *, add: str = "", remove: str = "") -> pb.ChangeReplicasResponse:
         """Raises InvalidArgument."""
-        raise InvalidArgument("a `qmq dev` node cannot have replicas: start a cluster with `qmq broker` (docs/DEPLOY.md)")
+        raise InvalidArgument(
+            "a `qmq dev` node cannot have replicas: start a cluster with `qmq broker` (docs/DEPLOY.md)"
+        )
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
         """Raises InvalidArgument."""
@@ -405,12 +484,18 @@ class SingleGroupStatus:
 
     async def hold(self, token: str, hold_ms: int) -> None:
         """Raises InvalidArgument."""
-        raise InvalidArgument("a `qmq dev` node cannot be backed up while it runs: stop it, and copy its folder")
+        raise InvalidArgument(
+            "a `qmq dev` node cannot be backed up while it runs: stop it, and copy its folder"
+        )
 
     async def held_logs(self, token: str) -> pb.HeldLogs:
         """Raises InvalidArgument."""
-        raise InvalidArgument("a `qmq dev` node cannot hold writes: only replicas of a broker group can")
+        raise InvalidArgument(
+            "a `qmq dev` node cannot hold writes: only replicas of a broker group can"
+        )
 
     def release(self, token: str) -> None:
         """Raises InvalidArgument."""
-        raise InvalidArgument("a `qmq dev` node cannot hold writes: only replicas of a broker group can")
+        raise InvalidArgument(
+            "a `qmq dev` node cannot hold writes: only replicas of a broker group can"
+        )

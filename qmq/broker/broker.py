@@ -46,7 +46,17 @@ from qmq.broker.produce_checks import (
     read_batches,
 )
 from qmq.broker.reading.fetches import Fetching
-from qmq.errors import CallerError, DiskFull, InvalidArgument, NotMaster, Outcome, QmqError, ReadOnly, RouteConflict, Stopping
+from qmq.errors import (
+    CallerError,
+    DiskFull,
+    InvalidArgument,
+    NotMaster,
+    Outcome,
+    QmqError,
+    ReadOnly,
+    RouteConflict,
+    Stopping,
+)
 from qmq.limits import UNWRITTEN_BYTES_MAX
 from qmq.log.actions import ScheduleAction
 from qmq.log.checkpoint import CheckpointPlan, begin_checkpoint
@@ -78,7 +88,11 @@ class StagedProduce:
 
 class BrokerTurn:
     def __init__(
-        self, broker: ServingBroker, *, admit_first: Callable[[Store], Admit | None] | None, may_write: Callable[[], bool]
+        self,
+        broker: ServingBroker,
+        *,
+        admit_first: Callable[[Store], Admit | None] | None,
+        may_write: Callable[[], bool],
     ) -> None:
         """`admit_first` and `may_write` are those of `BrokerParts`."""
         self._broker = broker
@@ -156,11 +170,21 @@ class BrokerTurn:
     def append_staged(self) -> None:
         """Write the staged batches, in writes of a size that a slave takes in one frame."""
         everything, self.staged = self.staged, []
-        writes: Iterable[list[StagedProduce]] = (everything,) if len(everything) == 1 else _writes_of(everything)
+        writes: Iterable[list[StagedProduce]] = (
+            (everything,) if len(everything) == 1 else _writes_of(everything)
+        )
         for staged in writes:
-            batches = staged[0].batches if len(staged) == 1 else [batch for each in staged for batch in each.batches]
+            batches = (
+                staged[0].batches
+                if len(staged) == 1
+                else [batch for each in staged for batch in each.batches]
+            )
             must_be_judged = _must_be_judged(batches)
-            admit = self._admission(must_be_judged) if must_be_judged or self._admit_first is not None else None
+            admit = (
+                self._admission(must_be_judged)
+                if must_be_judged or self._admit_first is not None
+                else None
+            )
             if admit is not None:
                 staged = self._admitted(staged, admit)
                 batches = [batch for each in staged for batch in each.batches]
@@ -179,17 +203,24 @@ class BrokerTurn:
             for each in staged:
                 produced = results[at : at + len(each.batches)]
                 at += len(each.batches)
-                answer = frames.frame(FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced))
+                answer = frames.frame(
+                    FrameKind.PRODUCED, each.request_id, wire.pack_produced(produced)
+                )
                 if (each.is_fast or store.commits_at_once) and not each.awaits_flush:
                     answers.append((each.peer, answer))
                 else:
                     awaits_flush = awaits_flush or each.awaits_flush
-                    broker.responses.hold(HeldAnswer(index, each.peer, each.request_id, answer), for_flush=each.awaits_flush)
+                    broker.responses.hold(
+                        HeldAnswer(index, each.peer, each.request_id, answer),
+                        for_flush=each.awaits_flush,
+                    )
             if awaits_flush:
                 store.flush_wanted = index
                 broker.committer.flush_wanted(index)
             # Consumers first: they wait for the messages.
-            broker.written([batches[0].queue] if len(batches) == 1 else [batch.queue for batch in batches])
+            broker.written(
+                [batches[0].queue] if len(batches) == 1 else [batch.queue for batch in batches]
+            )
             for peer, answer in answers:
                 peer.send(answer)
 
@@ -213,7 +244,10 @@ class BrokerTurn:
         for each in staged:
             try:
                 admit(each.batches)
-            except (QmqError, OSError) as cause:  # a duplicate is compared with the stored batch: reading that may fail
+            except (
+                QmqError,
+                OSError,
+            ) as cause:  # a duplicate is compared with the stored batch: reading that may fail
                 self._broker.answer_error(each.peer, each.request_id, refusal_of(cause))
                 continue
             self._broker.loads.note(each.batches)
@@ -221,7 +255,12 @@ class BrokerTurn:
         return admitted
 
     def _has_right(self, queue: Queue) -> bool:
-        return self.may_write() or not self._broker.subjects.find_queue(queue.id.subject.encode(), queue.id.partition).needs_right
+        return (
+            self.may_write()
+            or not self._broker.subjects.find_queue(
+                queue.id.subject.encode(), queue.id.partition
+            ).needs_right
+        )
 
 
 def _writes_of(staged: list[StagedProduce]) -> Iterator[list[StagedProduce]]:
@@ -243,7 +282,9 @@ def _must_be_judged(batches: list[Intake]) -> bool:
             return True
     if len(batches) < 2:
         return False
-    keys: set[Key] = {(id(each.queue), each.header.producer_id, each.header.batch_sequence) for each in batches}
+    keys: set[Key] = {
+        (id(each.queue), each.header.producer_id, each.header.batch_sequence) for each in batches
+    }
     return len(keys) < len(batches)
 
 
@@ -314,7 +355,9 @@ class Broker:
     def _begin_on(self, store: Store) -> None:
         """Use this store, and create the parts that serve from it again."""
         self.store = store
-        self.subjects = BrokerSubjects(store, self.look_up, self._destinations, has_consumers=self.has_consumers)
+        self.subjects = BrokerSubjects(
+            store, self.look_up, self._destinations, has_consumers=self.has_consumers
+        )
         self.loads = LoadMeters(self.clock)
         """The loads of the partitions of ordered subjects."""
         self.dispatch = Dispatch(self)
@@ -334,7 +377,13 @@ class Broker:
         """Replace the store of a broker that does not serve; the caller closes the previous one."""
         self._begin_on(store)
 
-    def cluster_changed(self, *, is_read_only: bool, master_address: str | None = None, subjects: Collection[str] | None = None) -> None:
+    def cluster_changed(
+        self,
+        *,
+        is_read_only: bool,
+        master_address: str | None = None,
+        subjects: Collection[str] | None = None,
+    ) -> None:
         """The coordination store changed: the settings of `subjects`, if they are given, and anything else. `master_address` None: the
         change says nothing about a master.
         """
@@ -378,7 +427,11 @@ class Broker:
         self.subjects.forget()
 
     def _not_master(self) -> str:
-        where = f"the master is at {self.master_address}" if self.master_address else "no other master is known yet, so try again"
+        where = (
+            f"the master is at {self.master_address}"
+            if self.master_address
+            else "no other master is known yet, so try again"
+        )
         return f"{self.config.name} is not its group's master; {where}"
 
     def _unknown_here(self) -> NotMaster:
@@ -393,7 +446,9 @@ class Broker:
     def require_consumption(self) -> None:
         """Raises NotMaster; InvalidArgument on a broker that has no consumers."""
         if not self.has_consumers:
-            raise InvalidArgument("a delay group serves no consumers: attach to the subject's broker group")
+            raise InvalidArgument(
+                "a delay group serves no consumers: attach to the subject's broker group"
+            )
         self.require_serving()
 
     def require_action_room(self) -> None:
@@ -429,7 +484,9 @@ class Broker:
         if admit is not None:
             admit(batches)
         if self.is_read_only and not all(map(may_pass_drain, batches)):
-            raise ReadOnly(f"the broker group of {self.config.name} is drained: send to another one, or resume it")
+            raise ReadOnly(
+                f"the broker group of {self.config.name} is drained: send to another one, or resume it"
+            )
         for batch in batches:
             awaits_flush = awaits_flush or batch.awaits_flush
         self.turns.staged.append(StagedProduce(peer, request_id, batches, is_fast, awaits_flush))
@@ -453,12 +510,16 @@ class Broker:
         sealed = queue.sealed
         if sealed is None:
             self.store.append_command(queue, change_id, to_version)
-            log.info("%s is sealed at %d by change %s", queue.id, queue.next_sequence - 1, change_id)
+            log.info(
+                "%s is sealed at %d by change %s", queue.id, queue.next_sequence - 1, change_id
+            )
             self._written_here([queue])
             sealed = queue.sealed
         assert sealed is not None
         if sealed.change_id != change_id:
-            raise RouteConflict(f"{queue.id} is already closed by change {sealed.change_id}, which leads to version {sealed.to_version}")
+            raise RouteConflict(
+                f"{queue.id} is already closed by change {sealed.change_id}, which leads to version {sealed.to_version}"
+            )
         return sealed.sequence
 
     def purge(self, queue: Queue) -> None:
@@ -493,7 +554,11 @@ class Broker:
         finally:
             turns.is_turning = False
         is_unwritten = self.store.unwritten.waits and not self._is_action_log_full
-        if turns.staged or turns.full or (self.is_serving and (self.dispatch.to_wake or is_unwritten)):  # came up after its step
+        if (
+            turns.staged
+            or turns.full
+            or (self.is_serving and (self.dispatch.to_wake or is_unwritten))
+        ):  # came up after its step
             self.schedule()
 
     def act(self, action: ScheduleAction) -> None:
@@ -547,7 +612,10 @@ class Broker:
             self.store.write_actions()
         except DiskFull as failure:
             if not self._is_action_log_full:  # each turn tries again
-                log.warning("writing the action log failed, acknowledgements stay in memory until there is room: %s", failure)
+                log.warning(
+                    "writing the action log failed, acknowledgements stay in memory until there is room: %s",
+                    failure,
+                )
             self._is_action_log_full = True
             return
         self._actions_written()
@@ -577,7 +645,11 @@ class Broker:
         answers are released all the same.
         """
         store = self.store
-        if queues and store.commits_at_once and (self.dispatch.groups.by_queue or self.lanes.by_queue):
+        if (
+            queues
+            and store.commits_at_once
+            and (self.dispatch.groups.by_queue or self.lanes.by_queue)
+        ):
             self._wake_queues(queues)
         index = store.index
         is_committed = index <= store.committed_index
@@ -616,7 +688,9 @@ class Broker:
         if self.is_serving:
             self.dispatch.tick()
             self.lanes.tick()
-        if self.turns.tick() or (self.is_serving and (self.responses.has_unwritten or self.store.unwritten.waits)):
+        if self.turns.tick() or (
+            self.is_serving and (self.responses.has_unwritten or self.store.unwritten.waits)
+        ):
             self.schedule()
 
     def disconnected(self, peer: Peer) -> None:

@@ -53,12 +53,18 @@ class LaneAdmin:
     def _queue(self, subject: str, number: int) -> Queue:
         """Raises UnknownSubject, OrderMismatch, RouteChanged, NotMaster."""
         self._broker.require_serving()
-        return self._broker.subjects.find_queue(check_name("subject", subject).encode(), number).queue
+        return self._broker.subjects.find_queue(
+            check_name("subject", subject).encode(), number
+        ).queue
 
-    async def require_change(self, subject: str, number: int, change_id: str, to_version: int) -> None:
+    async def require_change(
+        self, subject: str, number: int, change_id: str, to_version: int
+    ) -> None:
         """A request to close a partition must name the change in the store that does so. Raises InvalidArgument, CoordinationError."""
         self._broker.require_serving()
-        if not await self._broker.routing.closes(check_name("subject", subject), number, change_id, to_version):
+        if not await self._broker.routing.closes(
+            check_name("subject", subject), number, change_id, to_version
+        ):
             raise InvalidArgument(
                 f"no change {change_id!r} of {subject!r} to version {to_version} closes partition {number}: nothing was sealed; "
                 "change the route with `qmq route split`, `merge` or `move`"
@@ -67,7 +73,9 @@ class LaneAdmin:
     async def seal(self, subject: str, number: int, change_id: str, to_version: int) -> int:
         """Close a partition and return the sequence of its command message. Raises RouteConflict, NotMaster, DiskFull, as `_queue`."""
         if number < 1:
-            raise InvalidArgument(f"partitions of ordered subjects are numbered from 1: there is no partition {number}")
+            raise InvalidArgument(
+                f"partitions of ordered subjects are numbered from 1: there is no partition {number}"
+            )
         sequence = self._broker.seal(self._queue(subject, number), change_id, to_version)
         await self._broker.committed()
         return sequence
@@ -75,7 +83,9 @@ class LaneAdmin:
     async def describe(self, request: pb.DescribeLanesRequest) -> pb.DescribeLanesResponse:
         """The partitions on this broker (those named, or all), and a group's progress on them. Raises NotMaster, Overloaded."""
         found = self._describe(request)
-        await self._broker.committed()  # also what a full disk keeps in memory: a group moves on because of this answer
+        await (
+            self._broker.committed()
+        )  # also what a full disk keeps in memory: a group moves on because of this answer
         return found
 
     def _describe(self, request: pb.DescribeLanesRequest) -> pb.DescribeLanesResponse:
@@ -84,22 +94,41 @@ class LaneAdmin:
         queues = [
             queue
             for (name, number), queue in sorted(self._broker.store.queues.items())
-            if name == subject and number > 0 and (not request.partitions or number in request.partitions)
+            if name == subject
+            and number > 0
+            and (not request.partitions or number in request.partitions)
         ]
-        found = pb.DescribeLanesResponse(partitions=[self._describe_partition(queue, request) for queue in queues])
+        found = pb.DescribeLanesResponse(
+            partitions=[self._describe_partition(queue, request) for queue in queues]
+        )
         if request.with_parked:
             self._add_parked(found, queues, request)
         return found
 
-    def _add_parked(self, answer: pb.DescribeLanesResponse, queues: list[Queue], request: pb.DescribeLanesRequest) -> None:
+    def _add_parked(
+        self,
+        answer: pb.DescribeLanesResponse,
+        queues: list[Queue],
+        request: pb.DescribeLanesRequest,
+    ) -> None:
         """Add a page of the group's parked keys, or all of them. Raises Overloaded if all are too many."""
-        share_of = {queue.id.partition: queue.lanes[request.group] for queue in queues if request.group in queue.lanes}
-        found = sorted((number, parked.lp, key) for number, share in share_of.items() for key, parked in share.parked.items())
+        share_of = {
+            queue.id.partition: queue.lanes[request.group]
+            for queue in queues
+            if request.group in queue.lanes
+        }
+        found = sorted(
+            (number, parked.lp, key)
+            for number, share in share_of.items()
+            for key, parked in share.parked.items()
+        )
         if not found:
             return
         is_page, after = request.HasField("parked_after"), request.parked_after
         if after.key:
-            found = found[bisect_right(found, (after.partition, after.logical_partition, after.key)) :]
+            found = found[
+                bisect_right(found, (after.partition, after.logical_partition, after.key)) :
+            ]
         keys = (_parked_key(number, key, share_of[number].parked[key]) for number, _, key in found)
         statuses = {each.partition: each for each in answer.partitions}
         page = list(first_page(keys, PARKED_PAGE_BYTES) if is_page else keys)
@@ -112,7 +141,9 @@ class LaneAdmin:
                 "replay or skip keys (`qmq dlq list`), or upgrade the metaservers, which then ask in pages"
             )
 
-    def _describe_partition(self, queue: Queue, request: pb.DescribeLanesRequest) -> pb.PartitionStatus:
+    def _describe_partition(
+        self, queue: Queue, request: pb.DescribeLanesRequest
+    ) -> pb.PartitionStatus:
         share = queue.lanes.get(request.group) if request.group else None
         load, lps = self._broker.loads.of(queue), self._range(queue.id.subject, queue.id.partition)
         is_begun = share is not None and share.progress
@@ -128,20 +159,42 @@ class LaneAdmin:
             messages_per_s=load.per_s(load.messages),
             bytes_per_s=load.per_s(load.bytes),
             bent_messages=load.bent,
-            lag_ms=lag_ms(queue, share.done_before(), self._broker.clock.time_ms()) if share is not None and is_begun else 0,
-            lp_load=[load.per_s(float(load.lps[lp])) if lp < len(load.lps) else 0.0 for lp in range(*lps)] if request.with_load else (),
+            lag_ms=lag_ms(queue, share.done_before(), self._broker.clock.time_ms())
+            if share is not None and is_begun
+            else 0,
+            lp_load=[
+                load.per_s(float(load.lps[lp])) if lp < len(load.lps) else 0.0 for lp in range(*lps)
+            ]
+            if request.with_load
+            else (),
         )
         if share is not None:
             self._add_progress(status, queue, request, share)
         elif request.group and queue.is_finished(None, lps):
-            status.progress.add(lps=pb.LpRange(first=lps.first, end=lps.end), done_before=queue.next_sequence, is_finished=True)
+            status.progress.add(
+                lps=pb.LpRange(first=lps.first, end=lps.end),
+                done_before=queue.next_sequence,
+                is_finished=True,
+            )
         return status
 
-    def _add_progress(self, status: pb.PartitionStatus, queue: Queue, request: pb.DescribeLanesRequest, share: GroupLaneState) -> None:
+    def _add_progress(
+        self,
+        status: pb.PartitionStatus,
+        queue: Queue,
+        request: pb.DescribeLanesRequest,
+        share: GroupLaneState,
+    ) -> None:
         for part in share.progress:
             lps = pb.LpRange(first=part.lps.first, end=part.lps.end)
-            status.progress.add(lps=lps, done_before=part.done_before, is_finished=queue.is_finished(share, part.lps))
-        status.holders.extend([self._describe_holder(queue, request.group, holder) for holder in share.holders])
+            status.progress.add(
+                lps=lps,
+                done_before=part.done_before,
+                is_finished=queue.is_finished(share, part.lps),
+            )
+        status.holders.extend(
+            [self._describe_holder(queue, request.group, holder) for holder in share.holders]
+        )
         status.parked_keys = sum([bool(parked.sequences) for parked in share.parked.values()])
         status.parked_messages = sum([len(parked.sequences) for parked in share.parked.values()])
         status.is_full = share.is_full
@@ -155,10 +208,20 @@ class LaneAdmin:
             seen_ms_ago=self._broker.lanes.seen_ms_ago(queue, group, holder.token),
             lease_ms=holder.lease_ms,
             client=client,
-            is_paused=self._broker.rules.is_paused(queue.id.subject, group, holder.consumer, client),
+            is_paused=self._broker.rules.is_paused(
+                queue.id.subject, group, holder.consumer, client
+            ),
         )
 
-    async def place(self, subject: str, group: str, places: Iterable[pb.LanePlace], *, moves: bool, record_revision: int = 0) -> None:
+    async def place(
+        self,
+        subject: str,
+        group: str,
+        places: Iterable[pb.LanePlace],
+        *,
+        moves: bool,
+        record_revision: int = 0,
+    ) -> None:
         """Let a group begin on partitions; with `moves`, move it there regardless of its progress.
 
         Raises as `_queue`, NotMaster; and if it moves, or names a revision, RouteConflict, CoordinationError.
@@ -170,7 +233,9 @@ class LaneAdmin:
         found = [(queue, queue.id.partition, resolve(queue, place)) for queue, place in queues]
         for queue, number, begin in found:
             whole = self._range(subject, number)
-            sequence = min(begin, queue.sealed.sequence if queue.sealed is not None else queue.visible_sequence)
+            sequence = min(
+                begin, queue.sealed.sequence if queue.sealed is not None else queue.visible_sequence
+            )
             share = queue.lanes.get(group)
             names = (subject, number, group, "")
             if share is None or not share.progress:
@@ -192,7 +257,11 @@ class LaneAdmin:
         check_name("group", group)
         await self._require_held(check_name("subject", subject), group, record_revision)
         self._broker.require_serving()
-        queues = [queue for queue in self._broker.store.queues.values() if queue.id.subject == subject and group in queue.lanes]
+        queues = [
+            queue
+            for queue in self._broker.store.queues.values()
+            if queue.id.subject == subject and group in queue.lanes
+        ]
         for queue in queues:
             tokens = [each.token for each in queue.lanes[group].holders]
             self._broker.store.act(Forget(subject, queue.id.partition, group, ""))
@@ -221,7 +290,9 @@ class LaneAdmin:
 
     # --- parked keys ---------------------------------------------------------------------------------------------------
 
-    def parked(self, subject: str, group: str, keys_max: int, only: bytes | None = None) -> list[pb.ParkedKey]:
+    def parked(
+        self, subject: str, group: str, keys_max: int, only: bytes | None = None
+    ) -> list[pb.ParkedKey]:
         """The first parked keys of a group, partition by partition, or of `only` one: at most `keys_max`, and what fits into an answer.
 
         Raises NotMaster.
@@ -235,11 +306,20 @@ class LaneAdmin:
             if only is None or key == only
         ]
         found.sort(key=lambda each: each[:3])
-        keys = (_parked_key(number, key, parked) for number, _, key, parked in found[: keys_max or None])
+        keys = (
+            _parked_key(number, key, parked) for number, _, key, parked in found[: keys_max or None]
+        )
         return list(first_page(keys, PARKED_LIST_BYTES))
 
     async def inherit(
-        self, subject: str, group: str, number: int, lps: LpRange, keys: list[tuple[int, bytes]], *, record_revision: int
+        self,
+        subject: str,
+        group: str,
+        number: int,
+        lps: LpRange,
+        keys: list[tuple[int, bytes]],
+        *,
+        record_revision: int,
     ) -> None:
         """Park the keys of a range that are parked in the previous partition, before the group reads this one.
 
@@ -249,15 +329,23 @@ class LaneAdmin:
         await self._require_held(subject, group, record_revision)
         queue, whole = self._queue(subject, number), self._range(subject, number)
         if not whole.contains(lps) or not all(lps.first <= lp < lps.end for lp, _ in keys):
-            raise InvalidArgument(f"partition {number} holds {whole}: {lps}, or a named key, is outside")
+            raise InvalidArgument(
+                f"partition {number} holds {whole}: {lps}, or a named key, is outside"
+            )
         if sum([len(key) + 16 for _, key in keys]) > ENTRY_BYTES_MAX:
-            raise InvalidArgument(f"{len(keys)} parked keys are too many for one entry: replay or skip some, in the previous partition")
+            raise InvalidArgument(
+                f"{len(keys)} parked keys are too many for one entry: replay or skip some, in the previous partition"
+            )
         share = self._broker.lanes.share(queue, group, whole)
-        self._act_on_holders(queue, share, LaneInherit(subject, number, group, "", *lps, tuple(keys)))
+        self._act_on_holders(
+            queue, share, LaneInherit(subject, number, group, "", *lps, tuple(keys))
+        )
         self._broker.schedule()
         await self._broker.committed()
 
-    def _act_on_holders(self, queue: Queue, share: GroupLaneState, action: LaneInherit | LaneUnpark) -> int:
+    def _act_on_holders(
+        self, queue: Queue, share: GroupLaneState, action: LaneInherit | LaneUnpark
+    ) -> int:
         """Apply an action that may take lanes from their holders, and notify these. Returns the number of affected messages or keys."""
         tokens = {each.token for each in share.holders}
         count = self._broker.store.act(action)
@@ -265,7 +353,16 @@ class LaneAdmin:
             self._broker.lanes.forget(queue, action.group, token)
         return count
 
-    async def unpark(self, subject: str, group: str, number: int, key: bytes, *, replays: bool, record_revision: int = 0) -> int:
+    async def unpark(
+        self,
+        subject: str,
+        group: str,
+        number: int,
+        key: bytes,
+        *,
+        replays: bool,
+        record_revision: int = 0,
+    ) -> int:
         """Replay a key's messages in order, or drop them. Returns their number. Raises UnknownGroup if the key is not parked there, as
         `place`.
         """
@@ -276,7 +373,9 @@ class LaneAdmin:
             raise UnknownGroup(
                 f"group {group!r} has not parked this key in {queue.id}: `qmq dlq list {subject} {group}` shows its parked keys"
             )
-        count = self._act_on_holders(queue, share, LaneUnpark(subject, number, group, "", key, replays))
+        count = self._act_on_holders(
+            queue, share, LaneUnpark(subject, number, group, "", key, replays)
+        )
         self._broker.schedule()
         await self._broker.committed()
         return count
@@ -299,7 +398,9 @@ CALLS_MAX: Final = 5_000
 _R = TypeVar("_R")
 
 
-def reading(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any, Any], Awaitable[_R]]:
+def reading(
+    method: Callable[[Any, Any], Awaitable[_R]],
+) -> Callable[[Any, Any, Any], Awaitable[_R]]:
     """Wrap a servicer's method that answers from the broker's state: the answer is sent when what was read is committed."""
 
     async def read(self: ControlService, request: Any) -> _R:
@@ -341,18 +442,26 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
 
     @reading
     async def DescribeGroups(self, request: pb.DescribeGroupsRequest) -> pb.DescribeGroupsResponse:
-        return pb.DescribeGroupsResponse(groups=await self._admin.groups(request.subject, request.group))
+        return pb.DescribeGroupsResponse(
+            groups=await self._admin.groups(request.subject, request.group)
+        )
 
     @answering
     async def ResetGroup(self, request: pb.ResetGroupRequest) -> pb.ResetGroupResponse:
-        return pb.ResetGroupResponse(moved=await self._admin.reset(request.subject, request.group, request))
+        return pb.ResetGroupResponse(
+            moved=await self._admin.reset(request.subject, request.group, request)
+        )
 
     @answering
     async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupResponse:
         if request.record_revision:
-            partitions = await self._lanes.delete_group(request.subject, request.group, record_revision=request.record_revision)
+            partitions = await self._lanes.delete_group(
+                request.subject, request.group, record_revision=request.record_revision
+            )
             return pb.DeleteGroupResponse(queues=partitions)
-        return pb.DeleteGroupResponse(queues=await self._admin.delete_group(request.subject, request.group))
+        return pb.DeleteGroupResponse(
+            queues=await self._admin.delete_group(request.subject, request.group)
+        )
 
     @answering
     async def DropSubject(self, request: pb.DropSubjectRequest) -> pb.DropSubjectResponse:
@@ -369,19 +478,29 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         if not request.every:
             found = await self._admin.find_message(request.subject, message_id)
             return pb.FindMessageResponse(message=found.described(self._group, request.message_id))
-        places, is_incomplete = await self._admin.finding.find(request.subject, message_id, request.since_ms)
+        places, is_incomplete = await self._admin.finding.find(
+            request.subject, message_id, request.since_ms
+        )
         found_at = [each.described(self._group, request.message_id) for each in places]
-        return pb.FindMessageResponse(message=found_at[0] if found_at else None, others=found_at[1:], is_incomplete=is_incomplete)
+        return pb.FindMessageResponse(
+            message=found_at[0] if found_at else None,
+            others=found_at[1:],
+            is_incomplete=is_incomplete,
+        )
 
     @reading
     async def TraceMessage(self, request: pb.TraceMessageRequest) -> pb.TraceMessageResponse:
-        page = await self._admin.trails.follow(request.subject, request.partition, request.sequence, request.group, request.cursor)
+        page = await self._admin.trails.follow(
+            request.subject, request.partition, request.sequence, request.group, request.cursor
+        )
         page.time_ms = self._wall.time_ms()
         return page
 
     @reading
     async def FindTime(self, request: pb.FindTimeRequest) -> pb.FindTimeResponse:
-        return pb.FindTimeResponse(found=await self._admin.find_time(request.subject, request.time_ms))
+        return pb.FindTimeResponse(
+            found=await self._admin.find_time(request.subject, request.time_ms)
+        )
 
     # --- the replica ---------------------------------------------------------------------------------------------------
 
@@ -395,7 +514,10 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
         status.process.CopyFrom(self._process())
         if self._time is not None:
             time = self._time.status()
-            status.clock_step_ms, status.retention_behind_ms = time.step_ms, time.retention_behind_ms
+            status.clock_step_ms, status.retention_behind_ms = (
+                time.step_ms,
+                time.retention_behind_ms,
+            )
         return status
 
     @answering
@@ -410,9 +532,13 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def ReadLog(self, request: pb.ReadLogRequest) -> pb.ReadLogResponse:
         if request.only_committed:
-            position, entries = await through_cold_reads(self._admin.read_committed, request.log, request.position, request.bytes_max)
+            position, entries = await through_cold_reads(
+                self._admin.read_committed, request.log, request.position, request.bytes_max
+            )
             return pb.ReadLogResponse(entries=entries, position=position)
-        entries = await through_cold_reads(self._standing.read_log, request.log, request.position, request.bytes_max)
+        entries = await through_cold_reads(
+            self._standing.read_log, request.log, request.position, request.bytes_max
+        )
         return pb.ReadLogResponse(entries=entries)
 
     @answering
@@ -439,8 +565,12 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     async def Seal(self, request: pb.SealRequest) -> pb.SealResponse:
         if not request.change_id:
             raise InvalidArgument("a change that closes a partition needs an id")
-        await self._lanes.require_change(request.subject, request.partition, request.change_id, request.to_version)
-        sequence = await self._lanes.seal(request.subject, request.partition, request.change_id, request.to_version)
+        await self._lanes.require_change(
+            request.subject, request.partition, request.change_id, request.to_version
+        )
+        sequence = await self._lanes.seal(
+            request.subject, request.partition, request.change_id, request.to_version
+        )
         return pb.SealResponse(sequence=sequence)
 
     @reading
@@ -450,25 +580,45 @@ class ControlService(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def PlaceLanes(self, request: pb.PlaceLanesRequest) -> pb.PlaceLanesResponse:
         held = request.record_revision
-        await self._lanes.place(request.subject, request.group, request.places, moves=request.moves, record_revision=held)
+        await self._lanes.place(
+            request.subject,
+            request.group,
+            request.places,
+            moves=request.moves,
+            record_revision=held,
+        )
         return pb.PlaceLanesResponse()
 
     @reading
     async def DescribeParked(self, request: pb.DescribeParkedRequest) -> pb.DescribeParkedResponse:
         only = request.key if request.HasField("key") else None
-        return pb.DescribeParkedResponse(keys=self._lanes.parked(request.subject, request.group, request.keys_max, only))
+        return pb.DescribeParkedResponse(
+            keys=self._lanes.parked(request.subject, request.group, request.keys_max, only)
+        )
 
     @answering
     async def InheritParked(self, request: pb.InheritParkedRequest) -> pb.InheritParkedResponse:
         lps = LpRange(request.lps.first, request.lps.end)
         keys = [(each.logical_partition, each.key) for each in request.keys]
-        await self._lanes.inherit(request.subject, request.group, request.partition, lps, keys, record_revision=request.record_revision)
+        await self._lanes.inherit(
+            request.subject,
+            request.group,
+            request.partition,
+            lps,
+            keys,
+            record_revision=request.record_revision,
+        )
         return pb.InheritParkedResponse()
 
     @answering
     async def Unpark(self, request: pb.UnparkRequest) -> pb.UnparkResponse:
         count = await self._lanes.unpark(
-            request.subject, request.group, request.partition, request.key, replays=request.replay, record_revision=request.record_revision
+            request.subject,
+            request.group,
+            request.partition,
+            request.key,
+            replays=request.replay,
+            record_revision=request.record_revision,
         )
         return pb.UnparkResponse(messages=count)
 
@@ -490,12 +640,20 @@ async def serve_control(
     own: NameSource = any_server,
 ) -> RpcPort:
     """Serve the control port of the replica with the name `own`. `also` may add services. Raises OSError if the port is taken."""
-    guard = RpcGuard(access, local_uid=lambda: only_uid(host, served.port)) if isinstance(access, AccessControl) else None
-    bounds = bounds or RpcBounds(control_connections_max(limit(), network.rpc_descriptors(host)), CALLS_MAX)
+    guard = (
+        RpcGuard(access, local_uid=lambda: only_uid(host, served.port))
+        if isinstance(access, AccessControl)
+        else None
+    )
+    bounds = bounds or RpcBounds(
+        control_connections_max(limit(), network.rpc_descriptors(host)), CALLS_MAX
+    )
     door = RpcListener(bounds) if guard is None else RpcListener(bounds, guard.refused, guard.peers)
     server = rpc_server(door, (NameCheck(own), *(() if guard is None else (guard,))))
     admin, lanes = BrokerAdmin(broker, broker_group), LaneAdmin(broker, broker_group)
-    service = ControlService(admin, lanes, standing, broker_group, time=time, wall=wall, process=process)
+    service = ControlService(
+        admin, lanes, standing, broker_group, time=time, wall=wall, process=process
+    )
     control_pb2_grpc.add_BrokerControlServicer_to_server(service, server)
     if also is not None:
         also(server)

@@ -31,7 +31,14 @@ from qmq.log.store import Intake
 from qmq.model import MessageId, dead_letter_subject
 from qmq.process.files import refusal_of
 from qmq.rpc.channel import failures
-from qmq.wire.batch import CREATED_SPAN_MS, BatchView, columns_of_copies, encode, sent_sizes, size_of_copy
+from qmq.wire.batch import (
+    CREATED_SPAN_MS,
+    BatchView,
+    columns_of_copies,
+    encode,
+    sent_sizes,
+    size_of_copy,
+)
 from qmq.wire.batch_columns import Compression, parse_header, tag_bloom, tag_hash
 
 log = logging.getLogger("qmq.broker")
@@ -120,7 +127,9 @@ class DeadLetterWriter:
     def written(self, index: int) -> None:
         """The actions of this turn are in the log, up to `index`."""
         for key, state in self.fresh.items():
-            self._pending.setdefault(key, PendingCopies(state)).steps.append((index, state.share.deaths))
+            self._pending.setdefault(key, PendingCopies(state)).steps.append(
+                (index, state.share.deaths)
+            )
         self.fresh = {}
 
     def work(self) -> None:
@@ -154,7 +163,11 @@ class DeadLetterWriter:
                 raise
             except Exception:
                 pending.not_before_ms = now_ms + AGAIN_MS
-                log.exception("copying dead messages of group %s on %s failed", pending.state.name, pending.state.queue.id)
+                log.exception(
+                    "copying dead messages of group %s on %s failed",
+                    pending.state.name,
+                    pending.state.queue.id,
+                )
 
     def _copy_next(self, pending: PendingCopies) -> bool:
         """Copy one batch. Returns whether there was any. Raises QmqError: then the messages stay dying, and are retried."""
@@ -167,19 +180,31 @@ class DeadLetterWriter:
             raise refusal_of(cause) from cause
         if letters:
             copies = self._copies(state, letters)
-            count = self._append(copies) if copies is not None else self._set_aside(state, letters[0].sequence, 1)
+            count = (
+                self._append(copies)
+                if copies is not None
+                else self._set_aside(state, letters[0].sequence, 1)
+            )
             done.append((letters[0].number, count))
         queue_id = state.queue.id
-        self._store.act(DeadLettered(queue_id.subject, queue_id.partition, state.name, "", tuple(done)))
+        self._store.act(
+            DeadLettered(queue_id.subject, queue_id.partition, state.name, "", tuple(done))
+        )
         self._broker.schedule()
         return True
 
-    def _letters(self, state: QueueGroup, deaths: int) -> tuple[list[Letter], list[tuple[int, int]]]:
+    def _letters(
+        self, state: QueueGroup, deaths: int
+    ) -> tuple[list[Letter], list[tuple[int, int]]]:
         """The next messages to be copied together, with consecutive numbers; and (number, count) of deleted ones. Raises LogDamaged."""
         letters, gone, size, low, high = list[Letter](), list[tuple[int, int]](), 0, 0, 0
         opened_at, batch = -1, None
         for item in state.share.dying:
-            number, sequence, end = item.number, item.first, item.first + min(item.count, deaths - item.number)
+            number, sequence, end = (
+                item.number,
+                item.first,
+                item.first + min(item.count, deaths - item.number),
+            )
             while sequence < end:
                 entry = self._entry(state, sequence)
                 lost = (min(entry.base_sequence, end) if entry is not None else end) - sequence
@@ -205,11 +230,20 @@ class DeadLetterWriter:
                     gone.append((number, self._set_aside(state, sequence, count)))
                     number, sequence = number + count, sequence + count
                     continue
-                for place in range(sequence - entry.base_sequence, min(end, entry.next_sequence) - entry.base_sequence):
+                for place in range(
+                    sequence - entry.base_sequence,
+                    min(end, entry.next_sequence) - entry.base_sequence,
+                ):
                     size += _size_of(batch, place, item.error)
                     created = batch.created_ms[place]
-                    low, high = (min(low, created), max(high, created)) if letters else (created, created)
-                    is_full = len(letters) >= BATCH_MESSAGES or size > BATCH_BYTES or high - low >= CREATED_SPAN_MS
+                    low, high = (
+                        (min(low, created), max(high, created)) if letters else (created, created)
+                    )
+                    is_full = (
+                        len(letters) >= BATCH_MESSAGES
+                        or size > BATCH_BYTES
+                        or high - low >= CREATED_SPAN_MS
+                    )
                     if letters and (is_full or letters[-1].number + 1 != number):
                         return letters, gone
                     letters.append(Letter(number, item, sequence, batch, place))
@@ -230,7 +264,12 @@ class DeadLetterWriter:
         except (InvalidArgument, AssertionError, OSError, MemoryError):
             raise
         except Exception as cause:
-            log.error("the batch at sequence %d of %s cannot be read: %r", entry.base_sequence, state.queue.id, cause)
+            log.error(
+                "the batch at sequence %d of %s cannot be read: %r",
+                entry.base_sequence,
+                state.queue.id,
+                cause,
+            )
             return None
 
     def _copies(self, state: QueueGroup, letters: list[Letter]) -> Intake | None:
@@ -243,12 +282,23 @@ class DeadLetterWriter:
             except (AssertionError, OSError, MemoryError):
                 raise
             except Exception as cause:
-                log.error("message %d of %s, or a later one of its batch, cannot be copied: %r", part[0].sequence, state.queue.id, cause)
+                log.error(
+                    "message %d of %s, or a later one of its batch, cannot be copied: %r",
+                    part[0].sequence,
+                    state.queue.id,
+                    cause,
+                )
         return None
 
     def _set_aside(self, state: QueueGroup, sequence: int, count: int) -> int:
         """Record dead messages that cannot be copied as dead-lettered, so that later ones can be copied. Returns `count`."""
-        log.error("%d dead messages of group %s from sequence %d of %s on cannot be copied", count, state.name, sequence, state.queue.id)
+        log.error(
+            "%d dead messages of group %s from sequence %d of %s on cannot be copied",
+            count,
+            state.name,
+            sequence,
+            state.queue.id,
+        )
         state.counters.uncopied += count
         return count
 
@@ -262,7 +312,9 @@ class DeadLetterWriter:
 
 def _size_of(batch: Opened, place: int, error: str) -> int:
     """The largest size of a copy in bytes: uncompressed, with the added headers."""
-    copy = size_of_copy(batch.bodies[place], batch.keys[place], batch.tags[place], batch.headers[place])
+    copy = size_of_copy(
+        batch.bodies[place], batch.keys[place], batch.tags[place], batch.headers[place]
+    )
     return copy + 4 * len(error) + _OTHERS_BYTES
 
 
@@ -293,7 +345,9 @@ def producer_id(state: QueueGroup) -> int:
     """The producer id of a share's dead letters: the same on every replica, and different from any application's."""
     queue_id = state.queue.id
     text = f"{queue_id.subject}/{queue_id.partition}/{state.name}/{state.share.born_ms}"
-    return _PRODUCER_BIT | int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
+    return (
+        _PRODUCER_BIT | int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
+    )
 
 
 def _headers(state: QueueGroup, letter: Letter) -> dict[str, bytes]:

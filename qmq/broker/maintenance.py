@@ -80,7 +80,9 @@ class Maintenance:
         self._fatal = fatal
         self._tick_s = tick_s
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(3, "qmq-disk")  # so that a flush never waits behind a checkpoint and the scrubber
+        self._threads = ThreadPoolExecutor(
+            3, "qmq-disk"
+        )  # so that a flush never waits behind a checkpoint and the scrubber
         self._flush: Future[float] | None = None
         self._running: set[Future[Any]] = set()
         self._scrubber = Scrubber(broker.store)
@@ -135,7 +137,9 @@ class Maintenance:
     async def _until_ended(self, running: list[Future[Any]]) -> None:
         """Wait for work of threads. A failure is reported where the work began, and not by asyncio as never retrieved."""
         if running:
-            ended, _ = await asyncio.wait([asyncio.wrap_future(each, loop=self._loop) for each in running])
+            ended, _ = await asyncio.wait(
+                [asyncio.wrap_future(each, loop=self._loop) for each in running]
+            )
             for each in ended:
                 if not each.cancelled():
                     each.exception()
@@ -179,7 +183,11 @@ class Maintenance:
         elif self._flush_timer is None and not store.is_flushed:
             wait_s = self._flush_at - self._loop.time()
             # Not here even if it is due: uvloop writes the turn's answers behind this callback, and they need not wait for a thread.
-            later = self._loop.call_soon(self._flush_in_time) if wait_s <= 0 else self._loop.call_later(wait_s, self._flush_in_time)
+            later = (
+                self._loop.call_soon(self._flush_in_time)
+                if wait_s <= 0
+                else self._loop.call_later(wait_s, self._flush_in_time)
+            )
             self._flush_timer = later
 
     def _flush_in_time(self) -> None:
@@ -197,7 +205,9 @@ class Maintenance:
         self._flush_at = self._loop.time() + store.config.flush_interval_ms / 1000
         self._flush = self._submit(_timed, plan.run)
         # Not as a future of asyncio, which takes the event loop one more round for each flush.
-        self._flush.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._end_flush, store, plan, done))
+        self._flush.add_done_callback(
+            lambda done: self._loop.call_soon_threadsafe(self._end_flush, store, plan, done)
+        )
 
     def _end_flush(self, store: Store, plan: FlushPlan, done: Future[float]) -> None:
         failure = done.exception()
@@ -284,7 +294,11 @@ class Maintenance:
             return
         damage = done.result()
         self._broker.counters.damaged += damage is not None
-        if damage is not None and self._scrubber.store is self._store and not self._broker.report_damage(damage):
+        if (
+            damage is not None
+            and self._scrubber.store is self._store
+            and not self._broker.report_damage(damage)
+        ):
             log.error("%s", damage)
 
     def _is_checkpoint_due(self, now_ms: int) -> bool:
@@ -292,7 +306,11 @@ class Maintenance:
         grown = store.messages.end - messages + store.actions.end - actions
         is_late = grown > 0 and now_ms - self._checkpoint_ms >= store.config.checkpoint_interval_ms
         few = 1024 * len(store.queues)
-        return is_late or grown >= store.config.checkpoint_bytes or self._index_memory.exceeds(store, _INDEX_BYTES_MAX + few)
+        return (
+            is_late
+            or grown >= store.config.checkpoint_bytes
+            or self._index_memory.exceeds(store, _INDEX_BYTES_MAX + few)
+        )
 
     async def _take_checkpoint(self) -> bool:
         """True if it was written."""
@@ -322,7 +340,10 @@ class Maintenance:
         return store is self._store and not self._must_end and not _may_be_written(store, plan)
 
     def _note_checkpoint(self, plan: CheckpointPlan) -> None:
-        self._checkpoint_positions = (plan.checkpoint.message_position, plan.checkpoint.action_position)
+        self._checkpoint_positions = (
+            plan.checkpoint.message_position,
+            plan.checkpoint.action_position,
+        )
         self._broker.counters.checkpoint_written(self._broker.clock.time_ms())
         self._broker.committer.stored(end_checkpoint(self._store, plan))
         self._broker.turn()

@@ -45,7 +45,15 @@ class Stored(NamedTuple):
     batches: int
 
     def plus(self, other: Stored | None) -> Stored:
-        return self if other is None else Stored(self.messages + other.messages, self.bytes + other.bytes, self.batches + other.batches)
+        return (
+            self
+            if other is None
+            else Stored(
+                self.messages + other.messages,
+                self.bytes + other.bytes,
+                self.batches + other.batches,
+            )
+        )
 
 
 _NOTHING = Stored(0, 0, 0)
@@ -125,7 +133,9 @@ class BrokerCounters:
 
     def begin(self, store: Store) -> None:
         """The broker begins to serve from this store."""
-        self._marks = {key: _reached(queue) for key, queue in store.queues.items() if queue.next_sequence}
+        self._marks = {
+            key: _reached(queue) for key, queue in store.queues.items() if queue.next_sequence
+        }
         self.uncommitted.clear()
 
     def end(self, store: Store) -> None:
@@ -140,10 +150,15 @@ class BrokerCounters:
         """Count the entries stored in a queue since `begin`. None if there are none, or if the broker does not serve."""
         if self._marks is None:
             return None
-        mark, now = self._marks.get((queue.id.subject.encode(), queue.id.partition), _NOTHING), _reached(queue)
+        mark, now = (
+            self._marks.get((queue.id.subject.encode(), queue.id.partition), _NOTHING),
+            _reached(queue),
+        )
         if now.batches == mark.batches:
             return None
-        return Stored(now.messages - mark.messages, now.bytes - mark.bytes, now.batches - mark.batches)
+        return Stored(
+            now.messages - mark.messages, now.bytes - mark.bytes, now.batches - mark.batches
+        )
 
     # --- counting ------------------------------------------------------------------------------------------------------
 
@@ -177,7 +192,9 @@ class BrokerCounters:
 def _reached(queue: Queue) -> Stored:
     """The end of a queue, without its command message."""
     command = queue.sealed is not None
-    return Stored(queue.next_sequence - command, queue.cumulative_bytes, queue.index.count - command)
+    return Stored(
+        queue.next_sequence - command, queue.cumulative_bytes, queue.index.count - command
+    )
 
 
 HALF_LIFE_MS: Final = 20_000
@@ -235,7 +252,10 @@ class LoadMeters:
         load.bytes += len(batch.region)
         if header.flags & BatchFlag.BENT:
             load.bent += header.count
-        found = np.bincount(logical_partitions(batch.region, Layout.walk(batch.region, header), header.count), minlength=len(load.lps))
+        found = np.bincount(
+            logical_partitions(batch.region, Layout.walk(batch.region, header), header.count),
+            minlength=len(load.lps),
+        )
         if len(found) > len(load.lps):
             grown = np.zeros(len(found))
             grown[: len(load.lps)] = load.lps

@@ -316,6 +316,12 @@ class PendingResponses:
             if not waiter.done():
                 waiter.set_exception(failure())
         left = [*self._for_commit, *self._for_flush, *self.unwritten]
-        for held in (self._unwritten_waiters, self._waiters, self._for_commit, self._for_flush, self.unwritten):
+        for held in (
+            self._unwritten_waiters,
+            self._waiters,
+            self._for_commit,
+            self._for_flush,
+            self.unwritten,
+        ):
             held.clear()
         return left

@@ -147,8 +147,12 @@ class Admission:
     def _require(self, batch: Intake, newest: dict[tuple[int, int], int]) -> None:
         queue, header = batch.queue, batch.header
         if queue.sealed is not None:
-            raise RouteChanged(f"{queue.id} is sealed: route version {queue.sealed.to_version} says which partition has its keys now")
-        last = newest.get((id(queue), header.producer_id), self._newest.get((id(queue), header.producer_id)))
+            raise RouteChanged(
+                f"{queue.id} is sealed: route version {queue.sealed.to_version} says which partition has its keys now"
+            )
+        last = newest.get(
+            (id(queue), header.producer_id), self._newest.get((id(queue), header.producer_id))
+        )
         if last is None:
             window = queue.producers.window(header.producer_id)
             last = window.newest if window is not None else self._last_before_silence(queue, header)
@@ -159,9 +163,13 @@ class Admission:
                 f"session {session_of(last)} has begun there: the producer gave this batch up, and it is not stored"
             )
         if number != last + 1 and not (begins_session(number) and number > last):
-            raise OutOfSequence(f"batch {header.batch_sequence} of producer {header.producer_id:016x} to {queue.id}: {last + 1} comes next")
+            raise OutOfSequence(
+                f"batch {header.batch_sequence} of producer {header.producer_id:016x} to {queue.id}: {last + 1} comes next"
+            )
         if not self._has_right(queue):
-            raise RightLapsed(f"{queue.id} takes no messages: this master has lost its lease in the coordination store; try again soon")
+            raise RightLapsed(
+                f"{queue.id} takes no messages: this master has lost its lease in the coordination store; try again soon"
+            )
 
     @staticmethod
     def _last_before_silence(queue: Queue, header: RegionHeader) -> int:
@@ -180,8 +188,14 @@ def _is_stored_at(store: Store, sequence: int, batch: Intake) -> bool:
     if entry.base_sequence != sequence or entry.position < store.messages.start:
         return True
     cached = store.cache.get(entry.position)
-    stored = b"".join(cached) if cached is not None else store.messages.read(entry.position, ENVELOPE_BYTES + REGION_BYTES)
-    return is_same_batch(batch.region, batch.region_crc, stored[ENVELOPE_BYTES:], region_crc_of(stored))
+    stored = (
+        b"".join(cached)
+        if cached is not None
+        else store.messages.read(entry.position, ENVELOPE_BYTES + REGION_BYTES)
+    )
+    return is_same_batch(
+        batch.region, batch.region_crc, stored[ENVELOPE_BYTES:], region_crc_of(stored)
+    )
 
 
 _VECTOR_MIN: Final = 32
@@ -254,10 +268,16 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     layout = Layout.walk(region, header)
     subject = region[REGION_BYTES : REGION_BYTES + header.subject_bytes]
     if subject.startswith(_DEAD_LETTERS):  # before a queue is created for it
-        raise InvalidArgument("only brokers write to dead-letter queues: let a message fail, or reject it")
-    queue, body_bytes_max, lps, _, check_due_times, awaits_flush = find_queue(subject, header.partition)
+        raise InvalidArgument(
+            "only brokers write to dead-letter queues: let a message fail, or reject it"
+        )
+    queue, body_bytes_max, lps, _, check_due_times, awaits_flush = find_queue(
+        subject, header.partition
+    )
     stored = limits.BATCH_BYTES_MAX if header.compression else header.body_bytes
-    longest = _check_offsets(region, layout.body, header.count, stored, exact=not header.compression)
+    longest = _check_offsets(
+        region, layout.body, header.count, stored, exact=not header.compression
+    )
     if longest > body_bytes_max:
         raise MessageTooLarge(
             f"a body of {longest} bytes to {subject.decode()!r}, whose limit is {body_bytes_max}: "
@@ -270,7 +290,9 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
     if check_due_times is not None:
         check_due_times(region, header, layout)
     elif layout.due >= 0:
-        raise InvalidArgument("a delayed batch must go to a delay group, not to a broker: locate with `delayed`")
+        raise InvalidArgument(
+            "a delayed batch must go to a delay group, not to a broker: locate with `delayed`"
+        )
     if lps is not None:
         _check_order(region, header, layout, lps)
     return Intake(queue, region, region_crc, header, bloom, awaits_flush)
@@ -279,9 +301,13 @@ def read_batch(region: bytes, region_crc: int, find_queue: FindQueue) -> Intake:
 def _unusable(header: RegionHeader) -> InvalidArgument:
     """The refusal of values that readers of the log could not use: dead letters and delayed messages are built from stored ones."""
     if header.compression not in _COMPRESSIONS:
-        return InvalidArgument(f"compression {header.compression} is unknown: 0 is none, 1 zstd, 2 lz4")
+        return InvalidArgument(
+            f"compression {header.compression} is unknown: 0 is none, 1 zstd, 2 lz4"
+        )
     if header.batch_sequence >= BATCH_NUMBERS:
-        return InvalidArgument(f"batch number {header.batch_sequence} is over {BATCH_NUMBERS - 1}: begin again under a new producer id")
+        return InvalidArgument(
+            f"batch number {header.batch_sequence} is over {BATCH_NUMBERS - 1}: begin again under a new producer id"
+        )
     return InvalidArgument(
         f"create time {header.create_time_ms} is not a valid number of milliseconds since 1970: check the producer's clock"
     )
@@ -290,10 +316,14 @@ def _unusable(header: RegionHeader) -> InvalidArgument:
 def _check_order(region: bytes, header: RegionHeader, layout: Layout, lps: LpRange) -> None:
     """Check that all messages for a partition of an ordered subject have keys, and belong to its logical partitions."""
     if layout.key < 0 or layout.logical_partition < 0:
-        raise OrderMismatch("messages to an ordered subject need keys and logical partitions: send them with mq.ordered_producer")
+        raise OrderMismatch(
+            "messages to an ordered subject need keys and logical partitions: send them with mq.ordered_producer"
+        )
     found = logical_partitions(region, layout, header.count)
     if int(found.min()) < lps.first or int(found.max()) >= lps.end:
-        raise InvalidArgument(f"messages of logical partitions {found.min()} to {found.max()} were sent to a partition that holds {lps}")
+        raise InvalidArgument(
+            f"messages of logical partitions {found.min()} to {found.max()} were sent to a partition that holds {lps}"
+        )
 
 
 def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:
@@ -322,7 +352,10 @@ def _check_columns(region: bytes, header: RegionHeader, layout: Layout) -> int:
 
 def _check_header_bytes(region: bytes, layout: Layout, count: int, total: int) -> None:
     """The headers of each message together. Offsets were checked before; a batch with few header bytes in all needs no closer check."""
-    names, values = _last(region, layout.header_name, total), _last(region, layout.header_value, total)
+    names, values = (
+        _last(region, layout.header_name, total),
+        _last(region, layout.header_value, total),
+    )
     most = limits.STORED_HEADER_BYTES_MAX
     if names + values + total <= most:
         return
@@ -349,11 +382,23 @@ def _check_offsets(region: bytes, at: int, count: int, end: int, *, exact: bool 
     elif count < _VECTOR_MIN:
         marks = unpack_from(f"<{count + 1}i", region, at)
         lengths = [b - a for a, b in pairwise(marks)]
-        first, last, shortest, longest = marks[0], marks[-1], min(lengths, default=0), max(lengths, default=0)
+        first, last, shortest, longest = (
+            marks[0],
+            marks[-1],
+            min(lengths, default=0),
+            max(lengths, default=0),
+        )
     else:
         vector = np.frombuffer(region, "<i4", count + 1, at)
-        steps = vector[1:] - vector[:-1]  # as np.diff, min and max, which take twice as long for so few numbers
-        first, last, shortest, longest = int(vector[0]), int(vector[-1]), int(_LEAST(steps)), int(_MOST(steps))
+        steps = (
+            vector[1:] - vector[:-1]
+        )  # as np.diff, min and max, which take twice as long for so few numbers
+        first, last, shortest, longest = (
+            int(vector[0]),
+            int(vector[-1]),
+            int(_LEAST(steps)),
+            int(_MOST(steps)),
+        )
     if first != 0 or shortest < 0 or last > end or (exact and last != end):
         raise CorruptBatch(f"the offsets at byte {at} of a region do not rise from 0 to {end}")
     return longest
@@ -367,7 +412,9 @@ FindSubject = Callable[[str], SubjectConfig]
 class Destinations(Protocol):
     """The destinations of one kind of group: `QueueDestinations`, or `qmq.delay.broker.DelayDestinations`."""
 
-    def find(self, store: Store, find_subject: FindSubject, subject: bytes, partition: int) -> Destination:
+    def find(
+        self, store: Store, find_subject: FindSubject, subject: bytes, partition: int
+    ) -> Destination:
         """Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
         ...
 
@@ -378,7 +425,9 @@ class QueueDestinations:
     def __init__(self, routing: Routing) -> None:
         self._routing = routing
 
-    def find(self, store: Store, find_subject: FindSubject, subject: bytes, partition: int) -> Destination:
+    def find(
+        self, store: Store, find_subject: FindSubject, subject: bytes, partition: int
+    ) -> Destination:
         try:
             name = check_name("subject", subject.decode())
         except UnicodeDecodeError:
@@ -388,17 +437,29 @@ class QueueDestinations:
             return self._find_ordered(store, config, partition)
         if partition != 0:
             raise InvalidArgument(f"subject {name!r} has only partition 0, not {partition}")
-        return Destination(store.open_queue(name, partition), config.body_bytes_max, awaits_flush=config.flush is SubjectFlush.SYNC)
+        return Destination(
+            store.open_queue(name, partition),
+            config.body_bytes_max,
+            awaits_flush=config.flush is SubjectFlush.SYNC,
+        )
 
     def _find_ordered(self, store: Store, config: SubjectConfig, number: int) -> Destination:
         if number == 0:
-            raise OrderMismatch(f"subject {config.name!r} is ordered: send with mq.ordered_producer, consume with mq.ordered_consumer")
+            raise OrderMismatch(
+                f"subject {config.name!r} is ordered: send with mq.ordered_producer, consume with mq.ordered_consumer"
+            )
         found = self._routing.partition(config.name, number)
         if found is None:
             raise _not_in_a_route(store.queue(config.name, number), config.name, number)
         queue = store.open_queue(config.name, number)
         awaits_flush = config.flush is SubjectFlush.SYNC
-        return Destination(queue, config.body_bytes_max, found.range, config.fencing is Fencing.LEASE, awaits_flush=awaits_flush)
+        return Destination(
+            queue,
+            config.body_bytes_max,
+            found.range,
+            config.fencing is Fencing.LEASE,
+            awaits_flush=awaits_flush,
+        )
 
 
 def _not_in_a_route(queue: Queue | None, subject: str, number: int) -> RouteChanged:
@@ -406,7 +467,9 @@ def _not_in_a_route(queue: Queue | None, subject: str, number: int) -> RouteChan
     that was sent before may be in it, and a sender that asks about that batch must not read the refusal as that of a sealed partition.
     """
     if queue is None or queue.is_blank:
-        return RouteChanged(f"partition {number} of {subject!r} is not known here yet: ask the metaserver for the route")
+        return RouteChanged(
+            f"partition {number} of {subject!r} is not known here yet: ask the metaserver for the route"
+        )
     text = f"partition {number} of {subject!r} has messages, and no route has the partition any more: see `qmq doctor`"
     return RouteChanged(text, outcome=Outcome.UNKNOWN)
 
@@ -414,7 +477,14 @@ def _not_in_a_route(queue: Queue | None, subject: str, number: int) -> RouteChan
 class BrokerSubjects:
     """The subjects that a broker knows, and the destinations of their messages in one store. Made with the store that is served from."""
 
-    def __init__(self, store: Store, look_up: LookUpSubject, destinations: Destinations, *, has_consumers: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        look_up: LookUpSubject,
+        destinations: Destinations,
+        *,
+        has_consumers: bool,
+    ) -> None:
         self._store = store
         self._look_up = look_up
         self._destinations = destinations
@@ -425,7 +495,11 @@ class BrokerSubjects:
 
     def find_queue(self, subject: bytes, partition: int) -> Destination:
         """Raises InvalidArgument, InvalidName, UnknownSubject, OrderMismatch, RouteChanged."""
-        found = self._partitions.get((subject, partition)) if partition else self._unordered.get(subject)
+        found = (
+            self._partitions.get((subject, partition))
+            if partition
+            else self._unordered.get(subject)
+        )
         if found is None:
             found = self._destinations.find(self._store, self.settings, subject, partition)
             if partition:
@@ -438,7 +512,9 @@ class BrokerSubjects:
         """Raises UnknownSubject."""
         config = self._settings_or_none(name)
         if config is None:
-            raise UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
+            raise UnknownSubject(
+                f"there is no subject {name!r}: create it with `qmq subject create {name}`"
+            )
         return config
 
     def retention_settings(self, name: str) -> SubjectConfig | None:

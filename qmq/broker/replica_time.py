@@ -66,8 +66,12 @@ class ControlPorts:
         """See `AskTime`. Raises grpc.RpcError."""
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = self._network.channel(address, any_server)  # any machine may be a witness
-        answer = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=ASK_S)
+            channel = self._channels[address] = self._network.channel(
+                address, any_server
+            )  # any machine may be a witness
+        answer = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
+            control_pb2.DescribeReplicaRequest(), timeout=ASK_S
+        )
         return int(answer.time_ms)
 
     async def keep_only(self, addresses: Iterable[str]) -> None:
@@ -124,7 +128,11 @@ class TimeWitnesses:
         """Read the clock, and ask witnesses if it is time."""
         self._clock.time_ms()
         now_ms = self._clock.boot_ms()
-        if self._clock.timekeeper.wants_witnesses or self._asked_boot_ms is None or now_ms - self._asked_boot_ms >= ASK_EVERY_MS:
+        if (
+            self._clock.timekeeper.wants_witnesses
+            or self._asked_boot_ms is None
+            or now_ms - self._asked_boot_ms >= ASK_EVERY_MS
+        ):
             self._asked_boot_ms = now_ms
             await self._ask_all()
             self._clock.time_ms()
@@ -153,10 +161,19 @@ class TimeWitnesses:
         timekeeper = self._clock.timekeeper
         step, (noticed, accepted) = timekeeper.step, self._told
         if timekeeper.steps_accepted > accepted:
-            log.warning("the wall clock's step was accepted: this server's time is now %d ms since 1970", self._clock.time_ms())
+            log.warning(
+                "the wall clock's step was accepted: this server's time is now %d ms since 1970",
+                self._clock.time_ms(),
+            )
         if step is not None and step.noticed_boot_ms != noticed:
-            why = "other machines say that the wall clock is wrong" if step.is_denied else "not accepted yet"
-            log.warning("the wall clock differs by %+d ms from this server's time: %s", step.size_ms, why)
+            why = (
+                "other machines say that the wall clock is wrong"
+                if step.is_denied
+                else "not accepted yet"
+            )
+            log.warning(
+                "the wall clock differs by %+d ms from this server's time: %s", step.size_ms, why
+            )
         self._told = (step.noticed_boot_ms if step is not None else 0, timekeeper.steps_accepted)
 
 
@@ -219,7 +236,9 @@ class ReplicaTime:
         self._steady = clock if isinstance(clock, SteadyClock) else None
         self._witnesses = None
         if self._steady is not None:
-            self._witnesses = TimeWitnesses(self._steady, addresses, ask=ask, network=network, after_look=self._looked)
+            self._witnesses = TimeWitnesses(
+                self._steady, addresses, ask=ask, network=network, after_look=self._looked
+            )
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -285,13 +304,18 @@ class ReplicaTime:
             return TimeStatus()
         wall_ms = self._steady.time_ms() + self._steady.step_ms
         if abs(wall_ms - time_ms) > CONFIRM_MS:
-            raise InvalidArgument(f"the machine's clock shows {wall_ms} ms since 1970, not {time_ms}: look at it again, then confirm it")
+            raise InvalidArgument(
+                f"the machine's clock shows {wall_ms} ms since 1970, not {time_ms}: look at it again, then confirm it"
+            )
         before = self.status()
         self._steady.confirm()
         self._note_leap(self._steady, self._retention)
         self._sure_ms = self._steady.time_ms()
         self._retention.confirm(self._steady.time_ms(), self._steady.boot_ms())
-        log.warning("an operator confirmed this machine's clock: retention continues %d ms later", before.behind_clock_ms)
+        log.warning(
+            "an operator confirmed this machine's clock: retention continues %d ms later",
+            before.behind_clock_ms,
+        )
         self._write(self._current())
         return before
 
@@ -325,10 +349,10 @@ class ReplicaTime:
         behind_ms = self.status().retention_behind_ms
         is_behind = behind_ms > BEHIND_MS
         if is_behind and not self._is_told:
-            text = (
-                "retention counts ages by a time %d ms behind this machine's clock, and keeps messages longer, until other machines agree"
+            text = "retention counts ages by a time %d ms behind this machine's clock, and keeps messages longer, until other machines agree"
+            log.warning(
+                f"{text} with it or an operator confirms it (`qmq broker confirm-clock`)", behind_ms
             )
-            log.warning(f"{text} with it or an operator confirms it (`qmq broker confirm-clock`)", behind_ms)
         self._is_told = is_behind
 
     # --- the file ------------------------------------------------------------------------------------------------------
@@ -340,14 +364,23 @@ class ReplicaTime:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as failure:
-            log.warning("%s cannot be read, retention begins at the time of the log's last entry: %s", path, failure)
+            log.warning(
+                "%s cannot be read, retention begins at the time of the log's last entry: %s",
+                path,
+                failure,
+            )
             return None
 
     def _current(self) -> SavedTime:
         time_ms = self.retention_ms()
         doubts = self._retention.doubts if self._retention is not None else ()
         return SavedTime(
-            self._boot, self._steady.boot_ms() if self._steady is not None else 0, time_ms, self.clock.time_ms(), self._sure_ms, doubts
+            self._boot,
+            self._steady.boot_ms() if self._steady is not None else 0,
+            time_ms,
+            self.clock.time_ms(),
+            self._sure_ms,
+            doubts,
         )
 
     def _write(self, time: SavedTime) -> None:

@@ -141,7 +141,10 @@ class Timekeeper:
     def agreeing(self, within_ms: int) -> tuple[int, int]:
         """(the machines whose clocks agree with the kept time, the machines that were heard), both with this one."""
         fresh = self._fresh(self._boot_ms - FRESH_MS)
-        near = sum(abs(said.offset_ms * _NS - self._offset_ns) <= (within_ms + said.doubt_ms) * _NS for said in fresh)
+        near = sum(
+            abs(said.offset_ms * _NS - self._offset_ns) <= (within_ms + said.doubt_ms) * _NS
+            for said in fresh
+        )
         return near + (abs(self.step_ms) <= within_ms), len(fresh) + 1
 
     # --- steps ---------------------------------------------------------------------------------------------------------
@@ -157,7 +160,10 @@ class Timekeeper:
         step.is_denied = False
         if fresh:
             said = _median(fresh)
-            from_wall_ns, from_kept_ns = abs(said.offset_ms * _NS - wall_ns), abs(said.offset_ms * _NS - self._offset_ns)
+            from_wall_ns, from_kept_ns = (
+                abs(said.offset_ms * _NS - wall_ns),
+                abs(said.offset_ms * _NS - self._offset_ns),
+            )
             is_near = min(from_wall_ns, from_kept_ns) <= (STEP_MS + said.doubt_ms) * _NS
             if is_near and from_wall_ns < from_kept_ns:
                 self._believe(wall_ns)
@@ -179,9 +185,15 @@ class Timekeeper:
 
     def _fresh(self, asked_since_boot_ms: int) -> list[Testimony]:
         """The recent answers, sorted by the reported time."""
-        for name in [name for name, said in self._testimonies.items() if self._boot_ms - said.heard_boot_ms > FRESH_MS]:
+        for name in [
+            name
+            for name, said in self._testimonies.items()
+            if self._boot_ms - said.heard_boot_ms > FRESH_MS
+        ]:
             del self._testimonies[name]
-        return sorted(said for said in self._testimonies.values() if said.sent_boot_ms >= asked_since_boot_ms)
+        return sorted(
+            said for said in self._testimonies.values() if said.sent_boot_ms >= asked_since_boot_ms
+        )
 
     def _attest(self, wall_ns: int) -> None:
         """The first answers after the start confirm or correct the kept time."""
@@ -208,7 +220,10 @@ class Timekeeper:
             return
         self._offset_ns, doubt_ms = since[(len(since) - 1) // 2]
         self.step = None
-        near = [abs(offset_ns - self._offset_ns) <= (STEP_MS + max(doubt_ms, other_ms)) * _NS for offset_ns, other_ms in since]
+        near = [
+            abs(offset_ns - self._offset_ns) <= (STEP_MS + max(doubt_ms, other_ms)) * _NS
+            for offset_ns, other_ms in since
+        ]
         self.is_attested = sum(near) > 1
 
 
@@ -219,7 +234,11 @@ def _median(fresh: list[Testimony]) -> Testimony:
 class SteadyClock:
     """A `qmq.process.event_loop.Clock` whose wall time is the kept time. Thread-safe."""
 
-    def __init__(self, read_wall_ms: Callable[[], int] | None = None, read_boot_ms: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        read_wall_ms: Callable[[], int] | None = None,
+        read_boot_ms: Callable[[], int] | None = None,
+    ) -> None:
         """Without the functions, the machine's clocks."""
         self._wall_ms, self._boot_ms = read_wall_ms or wall_ms, read_boot_ms or boot_ms
         self._reuse_ms = REUSE_MS if read_wall_ms is None else 0

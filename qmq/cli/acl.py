@@ -13,12 +13,17 @@ from qmq.errors import InvalidArgument
 if TYPE_CHECKING:
     from qmq.proto.v1 import access_pb2 as pb
 
-rules = typer.Typer(no_args_is_help=True, help="Access rules: who may do what, and whether the rules are enforced.")
+rules = typer.Typer(
+    no_args_is_help=True, help="Access rules: who may do what, and whether the rules are enforced."
+)
 roles = typer.Typer(no_args_is_help=True, help="Roles: sets of principals that a rule can name.")
 quotas = typer.Typer(no_args_is_help=True, help="Quotas: how much a principal may use.")
 users = typer.Typer(no_args_is_help=True, help="Tokens of applications and people.")
 
-Principal = Annotated[str, typer.Argument(help="app:NAME, op:NAME, a prefix such as 'app:billing*', role:NAME, or '*'.")]
+Principal = Annotated[
+    str,
+    typer.Argument(help="app:NAME, op:NAME, a prefix such as 'app:billing*', role:NAME, or '*'."),
+]
 Exactly = Annotated[str, typer.Argument(help="app:NAME or op:NAME.")]
 Operations = Annotated[
     str,
@@ -27,18 +32,38 @@ Operations = Annotated[
     ),
 ]
 Kind = Annotated[str, typer.Argument(help="subject, group, namespace or cluster.")]
-Pattern = Annotated[str, typer.Argument(help="A name, a prefix before one '*', or '*'; for a namespace its prefix: 'payments.'.")]
-Namespace = Annotated[
-    str, typer.Option("--namespace", help="Only entries below this prefix; the namespace's administrators may list them.")
+Pattern = Annotated[
+    str,
+    typer.Argument(
+        help="A name, a prefix before one '*', or '*'; for a namespace its prefix: 'payments.'."
+    ),
 ]
-RuleId = Annotated[str, typer.Option("--id", help="The rule's name; default: made from the rule's content.")]
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace",
+        help="Only entries below this prefix; the namespace's administrators may list them.",
+    ),
+]
+RuleId = Annotated[
+    str, typer.Option("--id", help="The rule's name; default: made from the rule's content.")
+]
 
 _RULE_COLUMNS = ("rule", "effect", "principal", "operations", "resource", "pattern", "by", "at")
 
 
 def _row(rule: pb.AccessRule) -> tuple[str, ...]:
     effect, operations = "deny" if rule.is_deny else "allow", ",".join(rule.operations) or "*"
-    return rule.id, effect, rule.principal, operations, rule.kind, rule.pattern, rule.by, time_text(rule.at_ms)
+    return (
+        rule.id,
+        effect,
+        rule.principal,
+        operations,
+        rule.kind,
+        rule.pattern,
+        rule.by,
+        time_text(rule.at_ms),
+    )
 
 
 @rules.command("list")
@@ -46,7 +71,12 @@ def list_rules(namespace: Namespace = "", as_json: Json = False, server: Server 
     """List the rules, the roles they name, and the mode."""
 
     found = ask(server, lambda mq: mq.access.rules(namespace))
-    show(f"rules (mode: {found.mode})", _RULE_COLUMNS, [_row(rule) for rule in found.rules], as_json=as_json)
+    show(
+        f"rules (mode: {found.mode})",
+        _RULE_COLUMNS,
+        [_row(rule) for rule in found.rules],
+        as_json=as_json,
+    )
 
 
 @rules.command("allow")
@@ -77,10 +107,29 @@ def deny(
     _put(principal, operations, kind, pattern, rule_id, as_json, server, is_deny=True)
 
 
-def _put(principal: str, operations: str, kind: str, pattern: str, rule_id: str, as_json: bool, server: str, *, is_deny: bool) -> None:
-    named = [] if operations == "*" else [each.strip() for each in operations.split(",") if each.strip()]
+def _put(
+    principal: str,
+    operations: str,
+    kind: str,
+    pattern: str,
+    rule_id: str,
+    as_json: bool,
+    server: str,
+    *,
+    is_deny: bool,
+) -> None:
+    named = (
+        []
+        if operations == "*"
+        else [each.strip() for each in operations.split(",") if each.strip()]
+    )
 
-    rule = ask(server, lambda mq: mq.access.put_rule(principal, named, kind, pattern, is_deny=is_deny, rule_id=rule_id))
+    rule = ask(
+        server,
+        lambda mq: mq.access.put_rule(
+            principal, named, kind, pattern, is_deny=is_deny, rule_id=rule_id
+        ),
+    )
     show("rule", _RULE_COLUMNS, [_row(rule)], as_json=as_json)
 
 
@@ -102,7 +151,9 @@ def tell_decision(
     principal: Exactly,
     operation: Annotated[str, typer.Argument(help="One operation.")],
     kind: Kind,
-    name: Annotated[str, typer.Argument(help="The resource's name; leave it out for the cluster.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="The resource's name; leave it out for the cluster.")
+    ] = "",
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -110,15 +161,29 @@ def tell_decision(
 
     found = ask(server, lambda mq: mq.access.test(principal, operation, kind, name))
     answer = "allowed" if found.is_allowed else "denied"
-    row = (principal, operation, f"{kind} {name}".strip(), answer, found.rule.id or found.by or "no rule", ",".join(found.roles))
-    show("decision", ("principal", "operation", "resource", "answer", "decided by", "roles"), [row], as_json=as_json)
+    row = (
+        principal,
+        operation,
+        f"{kind} {name}".strip(),
+        answer,
+        found.rule.id or found.by or "no rule",
+        ",".join(found.roles),
+    )
+    show(
+        "decision",
+        ("principal", "operation", "resource", "answer", "decided by", "roles"),
+        [row],
+        as_json=as_json,
+    )
     if not found.is_allowed:
         raise typer.Exit(1)
 
 
 @rules.command("mode")
 def mode(
-    new: Annotated[str, typer.Argument(help="off, watch (record what would be refused) or enforce.")],
+    new: Annotated[
+        str, typer.Argument(help="off, watch (record what would be refused) or enforce.")
+    ],
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -166,7 +231,9 @@ def remove_from_role(
 
 
 def _change_role(name: str, add: list[str], take: list[str], as_json: bool, server: str) -> None:
-    members = list(ask(server, lambda mq: mq.access.change_role(name, add=add, remove=take)).members)
+    members = list(
+        ask(server, lambda mq: mq.access.change_role(name, add=add, remove=take)).members
+    )
     if as_json:
         show("role", ("role", "members"), [(name, members)], as_json=True)
         return
@@ -180,7 +247,11 @@ _QUOTA_COLUMNS = ("quota", "principal", "limit", "value", "set_by")
 
 def _quota_rows(quota: pb.AccessQuota) -> list[tuple[str, str, str, int, str]]:
     set_by = "team" if quota.is_team else "cluster"
-    return [(quota.id, quota.principal, name, value, set_by) for name, value in sorted(quota.limits.items()) if value]
+    return [
+        (quota.id, quota.principal, name, value, set_by)
+        for name, value in sorted(quota.limits.items())
+        if value
+    ]
 
 
 @quotas.command("list")
@@ -188,7 +259,12 @@ def list_quotas(namespace: Namespace = "", as_json: Json = False, server: Server
     """List all quotas."""
 
     found = ask(server, lambda mq: mq.access.quotas(namespace))
-    show("quotas", _QUOTA_COLUMNS, [row for quota in found for row in _quota_rows(quota)], as_json=as_json)
+    show(
+        "quotas",
+        _QUOTA_COLUMNS,
+        [row for quota in found for row in _quota_rows(quota)],
+        as_json=as_json,
+    )
 
 
 _LIMITS = dict.fromkeys(
@@ -212,7 +288,10 @@ _LIMITS = dict.fromkeys(
 def set_quota(
     principal: Principal,
     limits: Annotated[
-        list[str] | None, typer.Argument(metavar="LIMIT=VALUE...", help="As `qmq quota list` names them; 0: no limit.")
+        list[str] | None,
+        typer.Argument(
+            metavar="LIMIT=VALUE...", help="As `qmq quota list` names them; 0: no limit."
+        ),
     ] = None,
     as_json: Json = False,
     server: Server = SERVER,
@@ -232,14 +311,25 @@ def set_quota(
     except InvalidArgument as failure:
         fail(failure)
     if not any(given.values()):
-        fail(InvalidArgument("give at least one limit, such as produce_bytes_per_s=1000000; `qmq quota remove` removes a quota"))
+        fail(
+            InvalidArgument(
+                "give at least one limit, such as produce_bytes_per_s=1000000; `qmq quota remove` removes a quota"
+            )
+        )
 
-    show("quota", _QUOTA_COLUMNS, _quota_rows(ask(server, lambda mq: mq.access.put_quota(principal, given))), as_json=as_json)
+    show(
+        "quota",
+        _QUOTA_COLUMNS,
+        _quota_rows(ask(server, lambda mq: mq.access.put_quota(principal, given))),
+        as_json=as_json,
+    )
 
 
 @quotas.command("remove")
 def remove_quota(
-    quota_id: Annotated[str, typer.Argument(help="The quota's name, as `qmq quota list` shows it.")],
+    quota_id: Annotated[
+        str, typer.Argument(help="The quota's name, as `qmq quota list` shows it.")
+    ],
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -256,7 +346,10 @@ def remove_quota(
 @users.command("token")
 def token(
     principal: Exactly,
-    ends_in: Annotated[str, typer.Option("--for", help="How long the token is valid: 90d, 12h; default: without end.")] = "",
+    ends_in: Annotated[
+        str,
+        typer.Option("--for", help="How long the token is valid: 90d, 12h; default: without end."),
+    ] = "",
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -278,7 +371,13 @@ def list_tokens(namespace: Namespace = "", as_json: Json = False, server: Server
     """List tokens: ids and principals, never the secrets."""
 
     rows = [
-        (each.id, each.principal, time_text(each.ends_ms) if each.ends_ms else "never", each.by, time_text(each.at_ms))
+        (
+            each.id,
+            each.principal,
+            time_text(each.ends_ms) if each.ends_ms else "never",
+            each.by,
+            time_text(each.at_ms),
+        )
         for each in ask(server, lambda mq: mq.access.tokens(namespace))
     ]
     show("tokens", ("id", "principal", "ends", "by", "at"), rows, as_json=as_json)
@@ -286,13 +385,21 @@ def list_tokens(namespace: Namespace = "", as_json: Json = False, server: Server
 
 @users.command("revoke")
 def revoke(
-    whose: Annotated[str, typer.Argument(help="app:NAME or op:NAME for all tokens of a principal, or one token's id.")],
+    whose: Annotated[
+        str,
+        typer.Argument(
+            help="app:NAME or op:NAME for all tokens of a principal, or one token's id."
+        ),
+    ],
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
     """Revoke tokens. Connections that use them are closed within a second."""
 
-    revoked = ask(server, lambda mq: mq.access.delete_tokens(**{"principal" if ":" in whose else "token_id": whose}))
+    revoked = ask(
+        server,
+        lambda mq: mq.access.delete_tokens(**{"principal" if ":" in whose else "token_id": whose}),
+    )
     if as_json:
         show("revoked", ("token id",), [(each,) for each in revoked], as_json=True)
         return
@@ -304,5 +411,17 @@ def whoami(as_json: Json = False, server: Server = SERVER) -> None:
 
     found = ask(server, lambda mq: mq.access.whoami())
     ends = time_text(found.ends_ms) if found.ends_ms else ""
-    row = (found.principal, found.how, ",".join(found.roles), "yes" if found.is_admin else "no", found.mode, ends)
-    show("you", ("principal", "known by", "roles", "administers", "mode", "ends"), [row], as_json=as_json)
+    row = (
+        found.principal,
+        found.how,
+        ",".join(found.roles),
+        "yes" if found.is_admin else "no",
+        found.mode,
+        ends,
+    )
+    show(
+        "you",
+        ("principal", "known by", "roles", "administers", "mode", "ends"),
+        [row],
+        as_json=as_json,
+    )

@@ -29,7 +29,9 @@ Call = Callable[[], Any]
 Wide = Annotated[bool, typer.Option("--wide", help="Show full-width tables, with exact times.")]
 
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")]
-Interval = Annotated[float, typer.Option("--interval", min=0.1, help="With --watch: seconds between refreshes.")]
+Interval = Annotated[
+    float, typer.Option("--interval", min=0.1, help="With --watch: seconds between refreshes.")
+]
 VIEWS: Final = frozenset(
     {
         "list",
@@ -85,7 +87,13 @@ def parameters_in(info: CommandInfo | TyperInfo) -> Mapping[str, inspect.Paramet
     return {} if info.callback is None else inspect.signature(info.callback).parameters
 
 
-def with_option(callback: Callable[..., Any], name: str, hint: Any, default: Any, act: Callable[[Any, Call], Any]) -> Callable[..., Any]:
+def with_option(
+    callback: Callable[..., Any],
+    name: str,
+    hint: Any,
+    default: Any,
+    act: Callable[[Any, Call], Any],
+) -> Callable[..., Any]:
     """The command with one more option. `act` gets the option's value and a function that runs the command."""
 
     @wraps(callback)
@@ -95,8 +103,12 @@ def with_option(callback: Callable[..., Any], name: str, hint: Any, default: Any
 
     hints = get_type_hints(callback, include_extras=True) | {name: hint}
     known = inspect.signature(callback).parameters
-    given = [each.replace(annotation=hints.get(each.name, each.annotation)) for each in known.values()]
-    added = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+    given = [
+        each.replace(annotation=hints.get(each.name, each.annotation)) for each in known.values()
+    ]
+    added = inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+    )
     command.__signature__ = inspect.Signature([*given, added])  # type: ignore[attr-defined]
     command.__annotations__ = hints
     return command
@@ -193,7 +205,9 @@ def complete_names(app: typer.Typer) -> None:
         if info.callback is None:
             continue
         hints = get_type_hints(info.callback, include_extras=True)
-        info.callback.__annotations__ = hints  # Evaluating the annotations again would lose what was stored in them.
+        info.callback.__annotations__ = (
+            hints  # Evaluating the annotations again would lose what was stored in them.
+        )
         for name, hint in hints.items():
             found = completer_of(command, name)
             if found is not None and hasattr(hint, "__metadata__"):
@@ -219,7 +233,9 @@ def subjects(context: typer.Context, incomplete: str) -> list[str]:
 def groups(context: typer.Context, incomplete: str) -> list[str]:
     """Consumer groups that start with the typed text; only those of the subject, if the command line names one."""
     subject = context.params.get("subject")
-    return _beginning(incomplete, group_names(_server(context), subject if isinstance(subject, str) else ""))
+    return _beginning(
+        incomplete, group_names(_server(context), subject if isinstance(subject, str) else "")
+    )
 
 
 def broker_groups(context: typer.Context, incomplete: str) -> list[str]:
@@ -243,4 +259,8 @@ def _server(context: typer.Context) -> str:
     except (OSError, QmqError):
         return ""
     given = context.params.get("server")
-    return given if isinstance(given, str) and given != SERVER else os.environ.get(SERVER_VARIABLE, SERVER)
+    return (
+        given
+        if isinstance(given, str) and given != SERVER
+        else os.environ.get(SERVER_VARIABLE, SERVER)
+    )

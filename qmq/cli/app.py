@@ -93,14 +93,19 @@ app.command("console", rich_help_panel=Section.SERVERS)(console.console)
 app.add_typer(outbox.app, name="outbox", cls=CommandGroup, rich_help_panel=Section.APPLICATIONS)
 app.add_typer(outbox.dedup, name="dedup", cls=CommandGroup, rich_help_panel=Section.APPLICATIONS)
 app.add_typer(lake.app, name="lake", cls=CommandGroup, rich_help_panel=Section.APPLICATIONS)
-app.command("spark", context_settings=spark.CONTEXT, rich_help_panel=Section.APPLICATIONS)(spark.spark)
+app.command("spark", context_settings=spark.CONTEXT, rich_help_panel=Section.APPLICATIONS)(
+    spark.spark
+)
 app.add_typer(contexts.app, name="context", cls=CommandGroup, rich_help_panel=Section.HERE)
 app.command("config", rich_help_panel=Section.HERE)(contexts.config)
 app.add_typer(logs.app, name="log", cls=CommandGroup, rich_help_panel=Section.HERE)
 
 
 @app.callback(invoke_without_command=True)
-def root(invoked: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def root(
+    invoked: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     """QMQ: a distributed message broker."""
     invoked.meta[contexts.GIVEN] = dict(os.environ)
     try:

@@ -18,7 +18,10 @@ from qmq.operations.text import in_words
 
 Words = Annotated[
     list[str],
-    typer.Argument(metavar="[SUBJECT] ID", help="The id of a message or of a delayed message. Give the subject to search faster."),
+    typer.Argument(
+        metavar="[SUBJECT] ID",
+        help="The id of a message or of a delayed message. Give the subject to search faster.",
+    ),
 ]
 
 
@@ -31,7 +34,9 @@ def subject_and_id(words: list[str]) -> tuple[str, str]:
     raise typer.BadParameter("give [SUBJECT] ID")
 
 
-def assignments(words: Iterable[str], known: Mapping[str, type[int] | type[float]]) -> dict[str, int | float]:
+def assignments(
+    words: Iterable[str], known: Mapping[str, type[int] | type[float]]
+) -> dict[str, int | float]:
     """Parse words such as "connections=200"; `known` has the names and the types of their values. Raises InvalidArgument, also for a value
     below 0.
     """
@@ -39,18 +44,26 @@ def assignments(words: Iterable[str], known: Mapping[str, type[int] | type[float
     for word in words:
         name, _, value = word.partition("=")
         if name not in known:
-            raise InvalidArgument(f"{word!r} sets nothing: write NAME=VALUE, where NAME is one of {', '.join(known)}")
+            raise InvalidArgument(
+                f"{word!r} sets nothing: write NAME=VALUE, where NAME is one of {', '.join(known)}"
+            )
         try:
             found[name] = known[name](value)
         except ValueError:
-            raise InvalidArgument(f"{word!r} needs a{' whole' if known[name] is int else ''} number behind the =") from None
+            raise InvalidArgument(
+                f"{word!r} needs a{' whole' if known[name] is int else ''} number behind the ="
+            ) from None
         if not 0 <= found[name] < math.inf:
             raise InvalidArgument(f"{word!r} needs a number that is 0 or more")
     return found
 
 
 PORT_MAX: Final = 65_535
-_PEM_FILES: Final = {"ca": "the authority of the servers' certificates", "cert": "the client's certificate", "key": "the certificate's key"}
+_PEM_FILES: Final = {
+    "ca": "the authority of the servers' certificates",
+    "cert": "the client's certificate",
+    "key": "the certificate's key",
+}
 
 
 def port_option(text: str, envvar: str | None = None) -> Any:
@@ -64,16 +77,29 @@ def port_of(parts: str, number: int, given: int, step: int = 1) -> int:
     """
     found = given + step * number if given else 0
     if found > PORT_MAX:
-        raise InvalidArgument(f"port {given} + {step * number} is over {PORT_MAX}: use lower ports, or fewer {parts}")
+        raise InvalidArgument(
+            f"port {given} + {step * number} is over {PORT_MAX}: use lower ports, or fewer {parts}"
+        )
     return found
 
 
 def tls_option(part: str, *, has_variable: bool = True) -> Any:
     """`--tls-ca`, `--tls-cert` or `--tls-key` of a client; also QMQ_TLS_CA and so on if `has_variable`."""
-    return typer.Option(f"--tls-{part}", envvar=f"QMQ_TLS_{part.upper()}" if has_variable else None, help=f"PEM file: {_PEM_FILES[part]}.")
+    return typer.Option(
+        f"--tls-{part}",
+        envvar=f"QMQ_TLS_{part.upper()}" if has_variable else None,
+        help=f"PEM file: {_PEM_FILES[part]}.",
+    )
 
 
-_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_UNITS: Final = {
+    "ms": "milliseconds",
+    "s": "seconds",
+    "m": "minutes",
+    "h": "hours",
+    "d": "days",
+    "w": "weeks",
+}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _PARTS: Final = re.compile(f"(?:{_PART.pattern})+", re.ASCII)
 
@@ -83,20 +109,35 @@ def parse_duration(text: str) -> timedelta:
     if not _PARTS.fullmatch(text):
         raise InvalidArgument(f"{text!r} is not a duration: write 90s, 10m, 1h30m, 2d or 1w")
     try:
-        return sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in _PART.findall(text)), timedelta())
+        return sum(
+            (timedelta(**{_UNITS[unit]: float(number)}) for number, unit in _PART.findall(text)),
+            timedelta(),
+        )
     except OverflowError:
         raise InvalidArgument(f"{text!r} is too long a duration") from None
 
 
 def parse_delays(text: str) -> tuple[int, ...]:
     """Parse comma-separated durations such as "1s,5s,1m" into milliseconds. Raises InvalidArgument."""
-    return tuple([round(parse_duration(part.strip()) / timedelta(milliseconds=1)) for part in text.split(",")])
+    return tuple(
+        [
+            round(parse_duration(part.strip()) / timedelta(milliseconds=1))
+            for part in text.split(",")
+        ]
+    )
 
 
 def delays_text(delays_ms: Iterable[int]) -> str:
     """The inverse of `parse_delays`; each duration in the largest unit that divides it."""
     units = (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
-    return ",".join([next(f"{delay // size}{unit}" for unit, size in units if delay % size == 0) if delay else "0s" for delay in delays_ms])
+    return ",".join(
+        [
+            next(f"{delay // size}{unit}" for unit, size in units if delay % size == 0)
+            if delay
+            else "0s"
+            for delay in delays_ms
+        ]
+    )
 
 
 def parse_when(text: str) -> datetime:
@@ -104,9 +145,13 @@ def parse_when(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidArgument(f"{text!r} is not a time: write 2027-01-01T09:00:00+01:00, or ...Z for UTC") from None
+        raise InvalidArgument(
+            f"{text!r} is not a time: write 2027-01-01T09:00:00+01:00, or ...Z for UTC"
+        ) from None
     if found.utcoffset() is None:
-        raise InvalidArgument(f"{text!r} has no time zone: write {found.isoformat()}+01:00, or {found.isoformat()}Z for UTC")
+        raise InvalidArgument(
+            f"{text!r} has no time zone: write {found.isoformat()}+01:00, or {found.isoformat()}Z for UTC"
+        )
     return found
 
 
@@ -115,7 +160,9 @@ def shifted(time: datetime, by: timedelta) -> datetime:
     try:
         return time + by
     except OverflowError:
-        raise InvalidArgument(f"{by.days:,} days from {time:%Y-%m-%d} is outside the calendar: choose a shorter duration") from None
+        raise InvalidArgument(
+            f"{by.days:,} days from {time:%Y-%m-%d} is outside the calendar: choose a shorter duration"
+        ) from None
 
 
 def age(lag_ms: int) -> str:

@@ -30,7 +30,9 @@ COLUMNS: Final = ("backup", "time", "revision", "groups", "bytes", "copied bytes
 
 _R = TypeVar("_R")
 
-Url = Annotated[str, typer.Argument(metavar="WHERE", help="A folder, s3://BUCKET/PREFIX, gs://… or az://….")]
+Url = Annotated[
+    str, typer.Argument(metavar="WHERE", help="A folder, s3://BUCKET/PREFIX, gs://… or az://….")
+]
 Which = Annotated[str, typer.Option("--backup", help="The backup's id; default: the newest.")]
 
 
@@ -51,7 +53,9 @@ class CreateOptions(TlsFlags, EtcdFlags, _Where):
         if self.tls_ca is None and self.tls_cert is None and self.tls_key is None:
             return environment_with(None).network
         if self.tls_ca is None:
-            raise InvalidArgument("TLS needs --tls-ca: the CA that signed the servers' certificates")
+            raise InvalidArgument(
+                "TLS needs --tls-ca: the CA that signed the servers' certificates"
+            )
         return environment_with(Tls(self.tls_ca, self.tls_cert, self.tls_key)).network
 
 
@@ -60,20 +64,32 @@ class RestoreOptions(EtcdFlags, _Where):
     backup: Which = ""
     into: Annotated[
         list[str] | None,
-        typer.Option("--into", metavar="GROUP/REPLICA=FOLDER", help="Restore a group's data as this replica's; repeatable."),
+        typer.Option(
+            "--into",
+            metavar="GROUP/REPLICA=FOLDER",
+            help="Restore a group's data as this replica's; repeatable.",
+        ),
     ] = None
     as_json: Json = False
 
 
 @dataclass(frozen=True)
 class _Folders:
-    folder: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="The data folders of stopped replicas.")]
+    folder: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="The data folders of stopped replicas."),
+    ]
 
 
 @dataclass(frozen=True)
 class RebuildOptions(EtcdFlags, _Folders):
     source: Annotated[
-        str, typer.Option("--from", metavar="WHERE", help="A place with backups: settings and rules come from the newest one.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="A place with backups: settings and rules come from the newest one.",
+        ),
     ] = ""
     as_json: Json = False
 
@@ -90,18 +106,33 @@ def create(_: typer.Context, options: CreateOptions) -> None:
     groups wait for an instant, so that the whole backup belongs to one moment. Needs a server's access to etcd and a server's certificate.
     """
     try:
-        objects, store, network = _opened(options.where), options.etcd_options().open(), options.network()
+        objects, store, network = (
+            _opened(options.where),
+            options.etcd_options().open(),
+            options.network(),
+        )
     except (OSError, QmqError) as failure:
         fail(failure)
     columns = (TextColumn("backing up"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with progress_of(*columns, quiet=options.as_json) as bar:
         task = bar.add_task("", total=None)
-        made = run(_away(_create(objects, store, network, lambda done, total: bar.update(task, completed=done, total=total))))
+        made = run(
+            _away(
+                _create(
+                    objects,
+                    store,
+                    network,
+                    lambda done, total: bar.update(task, completed=done, total=total),
+                )
+            )
+        )
     sentence = f"backup {made.id}: {len(made.groups)} groups, {made.size:,} bytes, of which {made.copied_bytes:,} were copied"
     say(sentence, COLUMNS, _row(made), as_json=options.as_json)
 
 
-async def _create(objects: BackupObjects, store: EtcdStore, network: Network, progress: Any) -> BackupManifest:
+async def _create(
+    objects: BackupObjects, store: EtcdStore, network: Network, progress: Any
+) -> BackupManifest:
     from qmq_coordination.access_records import SERVER_TOKEN
 
     from qmq.backup.create import BackupCreator
@@ -111,7 +142,9 @@ async def _create(objects: BackupObjects, store: EtcdStore, network: Network, pr
         token = await store.get(SERVER_TOKEN)
         text = "" if token is None else token.value.decode("ascii")
         shown = TokenNetwork(network, lambda: text, is_required=False)
-        return await BackupCreator(store, shown, objects, now_ms=lambda: time.time_ns() // 1_000_000, progress=progress).create()
+        return await BackupCreator(
+            store, shown, objects, now_ms=lambda: time.time_ns() // 1_000_000, progress=progress
+        ).create()
     finally:
         await store.close()
 
@@ -160,9 +193,15 @@ def _listed(objects: BackupObjects, backup_id: str) -> tuple[Any, ...]:
 def prune(
     where: Url,
     keep: Annotated[int, typer.Option("--keep", help="The newest so many backups stay.")] = 0,
-    keep_days: Annotated[int, typer.Option("--keep-days", help="Backups of the last so many days stay.")] = 0,
+    keep_days: Annotated[
+        int, typer.Option("--keep-days", help="Backups of the last so many days stay.")
+    ] = 0,
     confirm_clock: Annotated[
-        bool, typer.Option("--confirm-clock", help="This machine's clock is right: delete even if more backups are too old than stay.")
+        bool,
+        typer.Option(
+            "--confirm-clock",
+            help="This machine's clock is right: delete even if more backups are too old than stay.",
+        ),
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -183,10 +222,17 @@ def prune(
     done = run(_away(_prune(pruner, rule, dry_run, confirm_clock)))
     verb = "would delete" if dry_run else "deleted"
     sentence = f"{verb} {len(done.deleted)} backups and {done.chunks:,} chunks; {len(done.kept)} backups stay"
-    say(sentence, ("kept", "deleted", "chunks"), (list(done.kept), list(done.deleted), done.chunks), as_json=as_json)
+    say(
+        sentence,
+        ("kept", "deleted", "chunks"),
+        (list(done.kept), list(done.deleted), done.chunks),
+        as_json=as_json,
+    )
 
 
-async def _prune(pruner: BackupPruner, rule: KeepRule, dry_run: bool, confirm_clock: bool) -> Pruned:
+async def _prune(
+    pruner: BackupPruner, rule: KeepRule, dry_run: bool, confirm_clock: bool
+) -> Pruned:
     return pruner.look(rule) if dry_run else pruner.prune(rule, is_clock_confirmed=confirm_clock)
 
 
@@ -204,9 +250,18 @@ def restore(_: typer.Context, options: RestoreOptions) -> None:
         fail(failure)
     made, missing = run(_away(_restore(objects, store, options.backup, targets)))
     done = ", ".join(each.group for each in targets) or "no data"
-    left = f"; still to be restored: {', '.join(missing)}" if missing else "; start the brokers and delay servers, then the metaservers"
+    left = (
+        f"; still to be restored: {', '.join(missing)}"
+        if missing
+        else "; start the brokers and delay servers, then the metaservers"
+    )
     row = (made.id, [each.group for each in targets], missing)
-    say(f"backup {made.id} is restored into this etcd, with {done}{left}", ("backup", "restored", "missing"), row, as_json=options.as_json)
+    say(
+        f"backup {made.id} is restored into this etcd, with {done}{left}",
+        ("backup", "restored", "missing"),
+        row,
+        as_json=options.as_json,
+    )
 
 
 @app.command("rebuild")
@@ -224,13 +279,22 @@ def rebuild(_: typer.Context, options: RebuildOptions) -> None:
         fail(failure)
     groups, subjects, failed = run(_away(_rebuild(objects, store, options.folder)))
     for subject, why in failed.items():
-        errors.print(f"not rebuilt: subject {subject}: {why}", highlight=False, markup=False, soft_wrap=True)
+        errors.print(
+            f"not rebuilt: subject {subject}: {why}", highlight=False, markup=False, soft_wrap=True
+        )
     made = f"rebuilt {len(groups)} groups ({', '.join(groups)}) and {subjects} subjects"
     sentence = f"{made}; start the replicas on their data, then the metaservers"
-    say(sentence, ("groups", "subjects", "failed"), (groups, subjects, failed), as_json=options.as_json)
+    say(
+        sentence,
+        ("groups", "subjects", "failed"),
+        (groups, subjects, failed),
+        as_json=options.as_json,
+    )
 
 
-async def _rebuild(objects: BackupObjects | None, store: EtcdStore, folders: list[Path]) -> tuple[list[str], int, dict[str, str]]:
+async def _rebuild(
+    objects: BackupObjects | None, store: EtcdStore, folders: list[Path]
+) -> tuple[list[str], int, dict[str, str]]:
     from qmq_coordination.subjects import PREFIX
 
     from qmq.backup.manifest import decode_items
@@ -238,7 +302,9 @@ async def _rebuild(objects: BackupObjects | None, store: EtcdStore, folders: lis
 
     try:
         found = [look_into(each) for each in folders]
-        items = {} if objects is None else decode_items(objects.read_bytes(objects.manifest().items))
+        items = (
+            {} if objects is None else decode_items(objects.read_bytes(objects.manifest().items))
+        )
         rebuilt = rebuilt_keys(found, items)
         await put_rebuilt(store, rebuilt)
     finally:
@@ -271,7 +337,15 @@ async def _restore(
 
 def _row(made: BackupManifest) -> tuple[Any, ...]:
     groups = ",".join(each.name for each in made.groups)
-    return made.id, time_text(made.time_ms), made.revision, groups, made.size, made.copied_bytes, made.release
+    return (
+        made.id,
+        time_text(made.time_ms),
+        made.revision,
+        groups,
+        made.size,
+        made.copied_bytes,
+        made.release,
+    )
 
 
 def _opened(where: str) -> BackupObjects:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from qmq.client.consuming.consumer import Consumer
     from qmq.client.consuming.message import Message
 
-app = typer.Typer(no_args_is_help=True, help="Measure the cluster from this machine: pub, sub, latency.")
+app = typer.Typer(
+    no_args_is_help=True, help="Measure the cluster from this machine: pub, sub, latency."
+)
 
 SUBJECT: Final = "qmq-bench"
 GROUP: Final = "qmq-bench"
@@ -29,7 +31,12 @@ MB: Final = 1_000_000
 BATCH: Final = 1_000
 """Messages per call of the producer."""
 
-Subject = Annotated[str, typer.Argument(help="The subject; created if missing. Delete it afterwards with `qmq subject delete`.")]
+Subject = Annotated[
+    str,
+    typer.Argument(
+        help="The subject; created if missing. Delete it afterwards with `qmq subject delete`."
+    ),
+]
 Messages = Annotated[int, typer.Option("--messages", "-n", min=1, help="How many.")]
 Size = Annotated[int, typer.Option("--size", min=0, help="Body size in bytes.")]
 
@@ -63,7 +70,10 @@ def pub(
     subject: Subject = SUBJECT,
     messages: Messages = 1_000_000,
     size: Size = 100,
-    each: Annotated[bool, typer.Option("--each", help="Give the producer message by message, not 1,000 at a time.")] = False,
+    each: Annotated[
+        bool,
+        typer.Option("--each", help="Give the producer message by message, not 1,000 at a time."),
+    ] = False,
     compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None,
     as_json: Json = False,
     server: Server = SERVER,
@@ -77,8 +87,16 @@ def pub(
 def sub(
     subject: Subject = SUBJECT,
     messages: Messages = 1_000_000,
-    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group that acknowledges the messages.")] = GROUP,
-    each: Annotated[bool, typer.Option("--each", help="Consume message by message (async for) instead of in batches.")] = False,
+    group: Annotated[
+        str,
+        typer.Option("--group", "-g", help="The consumer group that acknowledges the messages."),
+    ] = GROUP,
+    each: Annotated[
+        bool,
+        typer.Option(
+            "--each", help="Consume message by message (async for) instead of in batches."
+        ),
+    ] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -118,7 +136,15 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def _pub(server: str, subject: str, messages: int, size: int, batch: int, compression: str | None, quiet: bool) -> Throughput:
+async def _pub(
+    server: str,
+    subject: str,
+    messages: int,
+    size: int,
+    batch: int,
+    compression: str | None,
+    quiet: bool,
+) -> Throughput:
     body = os.urandom(size)
     async with qmq.connect(server) as mq:
         await mq.send(subject, body)  # Connect and create the subject before the clock starts.
@@ -139,7 +165,9 @@ async def _pub(server: str, subject: str, messages: int, size: int, batch: int, 
         return Throughput(messages, size, time.perf_counter() - begin, _cpu_s() - cpu_s)
 
 
-async def _sub(server: str, subject: str, messages: int, group: str, each: bool, quiet: bool) -> Throughput:
+async def _sub(
+    server: str, subject: str, messages: int, group: str, each: bool, quiet: bool
+) -> Throughput:
     async with qmq.connect(server, create_subjects=False) as mq:
         await require_subject(mq, subject)
         async with mq.consumer(subject, group) as consumer:

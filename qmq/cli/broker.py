@@ -27,7 +27,14 @@ import qmq
 from qmq.cli.arguments import CliTiming, port_of, timing_of
 from qmq.cli.cluster import GroupName as Group
 from qmq.cli.output import SERVER, DryRun, Json, Server, errors, fail, progress_of, run, show
-from qmq.cli.roles import ReplicaOptions, RetryFlags, Variable, serve_replica, set_up_logging, taking
+from qmq.cli.roles import (
+    ReplicaOptions,
+    RetryFlags,
+    Variable,
+    serve_replica,
+    set_up_logging,
+    taking,
+)
 from qmq.errors import InvalidArgument, QmqError, RouteConflict
 from qmq.process.description import shard_name, shards_of
 
@@ -57,29 +64,46 @@ def confirm_clock(context: typer.Context, yes: Yes = False, as_json: Json = Fals
         replicas = options.processes()
         seen_ms = [run(_describe(each)) for each in replicas]
         if not yes:
-            shown = ", ".join(datetime.fromtimestamp(each / 1000, UTC).isoformat(" ", "seconds") for each in sorted(set(seen_ms)))
+            shown = ", ".join(
+                datetime.fromtimestamp(each / 1000, UTC).isoformat(" ", "seconds")
+                for each in sorted(set(seen_ms))
+            )
             names = ",".join(each.replica for each in replicas)
             text = f"the clock shows {shown}: type {names} if this is right, then retention deletes messages by it"
             if typer.prompt(text, err=True) != names:
                 fail(InvalidArgument("that is not the replica's name: nothing was confirmed"))
-        behind_ms = [run(_confirm(each, time_ms)) for each, time_ms in zip(replicas, seen_ms, strict=True)]
+        behind_ms = [
+            run(_confirm(each, time_ms)) for each, time_ms in zip(replicas, seen_ms, strict=True)
+        ]
     except QmqError as failure:
         fail(failure)
-    rows = [(each.group, each.replica, *times) for each, *times in zip(replicas, seen_ms, behind_ms, strict=True)]
+    rows = [
+        (each.group, each.replica, *times)
+        for each, *times in zip(replicas, seen_ms, behind_ms, strict=True)
+    ]
     show("confirmed", ("group", "replica", "time ms", "behind ms"), rows, as_json=as_json)
 
 
 async def _describe(replica: ReplicaOptions) -> int:
     from qmq.proto.v1 import control_pb2 as pb
 
-    return int((await _asked(replica, lambda stub: stub.DescribeReplica(pb.DescribeReplicaRequest(), timeout=CALL_S))).time_ms)
+    return int(
+        (
+            await _asked(
+                replica,
+                lambda stub: stub.DescribeReplica(pb.DescribeReplicaRequest(), timeout=CALL_S),
+            )
+        ).time_ms
+    )
 
 
 async def _confirm(replica: ReplicaOptions, time_ms: int) -> int:
     from qmq.proto.v1 import control_pb2 as pb
 
     request = pb.ConfirmClockRequest(time_ms=time_ms)
-    return int((await _asked(replica, lambda stub: stub.ConfirmClock(request, timeout=CALL_S))).behind_ms)
+    return int(
+        (await _asked(replica, lambda stub: stub.ConfirmClock(request, timeout=CALL_S))).behind_ms
+    )
 
 
 async def _asked(replica: ReplicaOptions, ask: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -91,7 +115,9 @@ async def _asked(replica: ReplicaOptions, ask: Callable[[Any], Awaitable[Any]]) 
     from qmq.rpc.tls_network import network_of
 
     address = replica.control_address()
-    channel = network_of(replica.tls()).channel(address, always(ServerName(group=replica.group, replica=replica.replica)))
+    channel = network_of(replica.tls()).channel(
+        address, always(ServerName(group=replica.group, replica=replica.replica))
+    )
     try:
         return await ask(control_pb2_grpc.BrokerControlStub(channel))
     except grpc.RpcError as failure:  # a TLS channel raises another subclass than a plain one
@@ -100,7 +126,14 @@ async def _asked(replica: ReplicaOptions, ask: Callable[[Any], Awaitable[Any]]) 
         await channel.close()
 
 
-Wait = Annotated[float, typer.Option("--wait", min=0, help="For how many seconds it is tried while no other replica can take over.")]
+Wait = Annotated[
+    float,
+    typer.Option(
+        "--wait",
+        min=0,
+        help="For how many seconds it is tried while no other replica can take over.",
+    ),
+]
 
 
 def hand_over(context: typer.Context, wait: Wait = 30.0, as_json: Json = False) -> None:
@@ -125,11 +158,21 @@ async def _hand_over(options: ReplicaOptions, wait_s: float, *, as_json: bool) -
     try:
         network = network_of(options.tls())
         replicas = options.processes()
-        asked = [ask(network, each.control_address(), ServerName(group=each.group, replica=each.replica), wait_s) for each in replicas]
+        asked = [
+            ask(
+                network,
+                each.control_address(),
+                ServerName(group=each.group, replica=each.replica),
+                wait_s,
+            )
+            for each in replicas
+        ]
         masters = await asyncio.gather(*asked)
     except QmqError as failure:
         fail(failure)
-    rows = [(each.group, each.replica, master) for each, master in zip(replicas, masters, strict=True)]
+    rows = [
+        (each.group, each.replica, master) for each, master in zip(replicas, masters, strict=True)
+    ]
     show("masters", ("group", "replica", "master"), rows, as_json=as_json)
 
 
@@ -159,7 +202,9 @@ def targets(cluster: pb.DescribeClusterResponse, drained: str) -> list[str]:
     return sorted(each.broker_group for each in found if each.health == "read-write")
 
 
-def plan(subjects: Iterable[pb.DescribeRouteResponse], drained: str, candidates: Iterable[str]) -> list[Move]:
+def plan(
+    subjects: Iterable[pb.DescribeRouteResponse], drained: str, candidates: Iterable[str]
+) -> list[Move]:
     """All moves: each to the group with the fewest partitions, then the fewest messages a second, then by name. Pure.
 
     Raises InvalidArgument if there are partitions to move but no target.
@@ -201,9 +246,7 @@ def warning(cluster: pb.DescribeClusterResponse, drained: str, moves: Iterable[M
     """A warning about draining a group without a master; empty if the group has one. Pure."""
     if any(each.broker_group == drained and each.master for each in cluster.groups):
         return ""
-    said = (
-        f"broker group {drained} has no master: producers use other groups, and messages that only it has are not consumed until it is back"
-    )
+    said = f"broker group {drained} has no master: producers use other groups, and messages that only it has are not consumed until it is back"
     if list(moves):
         said += (
             "; its partitions are fenced, which takes some seconds, until its write lease has expired; a partition of a subject "
@@ -212,15 +255,25 @@ def warning(cluster: pb.DescribeClusterResponse, drained: str, moves: Iterable[M
     return said
 
 
-async def find(metadata: MetadataClient, drained: str, *, leaving: Sequence[str] = ()) -> list[Move]:
+async def find(
+    metadata: MetadataClient, drained: str, *, leaving: Sequence[str] = ()
+) -> list[Move]:
     """The plan for the current cluster. The groups `leaving` are no targets. Raises InvalidArgument, Unavailable."""
     ordered = [each.settings.name for each in await metadata.list_subjects() if each.settings.order]
     described = [await metadata.describe_route(name) for name in ordered]
-    return plan(described, drained, [each for each in targets(await metadata.cluster(), drained) if each not in leaving])
+    return plan(
+        described,
+        drained,
+        [each for each in targets(await metadata.cluster(), drained) if each not in leaving],
+    )
 
 
 async def carry_out(
-    metadata: MetadataClient, drained: str, moves: Iterable[Move], moved: Callable[[Move], None], conflict_s: float
+    metadata: MetadataClient,
+    drained: str,
+    moves: Iterable[Move],
+    moved: Callable[[Move], None],
+    conflict_s: float,
 ) -> None:
     """Make the moves one after another. `moved` is called after each; `conflict_s` is the pause while another change of the subject runs.
 
@@ -237,10 +290,18 @@ async def _move(metadata: MetadataClient, drained: str, wanted: Move, conflict_s
     operation = pb.MoveOperation(partition=wanted.partition, broker_group=wanted.target)
     for left in range(CONFLICTS_MAX, -1, -1):
         route = (await metadata.describe_route(wanted.subject)).route
-        if not any(each.number == wanted.partition and each.broker_group == drained for each in route.partitions):
+        if not any(
+            each.number == wanted.partition and each.broker_group == drained
+            for each in route.partitions
+        ):
             return
         try:
-            await metadata.change_route(wanted.subject, move=operation, from_version=route.version, reason=f"drain {drained}")
+            await metadata.change_route(
+                wanted.subject,
+                move=operation,
+                from_version=route.version,
+                reason=f"drain {drained}",
+            )
         except RouteConflict:
             if not left:
                 raise
@@ -262,12 +323,19 @@ class ShardedOptions(ReplicaOptions):
     shards: Annotated[
         int,
         typer.Option(
-            envvar="QMQ_SHARDS", min=1, max=SHARDS_MAX, help="Number of processes, each its own broker group: GROUP.1, GROUP.2 ..."
+            envvar="QMQ_SHARDS",
+            min=1,
+            max=SHARDS_MAX,
+            help="Number of processes, each its own broker group: GROUP.1, GROUP.2 ...",
         ),
     ] = 1
 
     def processes(self) -> Sequence[ReplicaOptions]:
-        return [self] if self.shards == 1 else [shard_options(self, shard) for shard in range(1, self.shards + 1)]
+        return (
+            [self]
+            if self.shards == 1
+            else [shard_options(self, shard) for shard in range(1, self.shards + 1)]
+        )
 
 
 _S = TypeVar("_S", bound=ShardedOptions)
@@ -297,7 +365,9 @@ def shard_command(options: ShardedOptions, environment: Mapping[str, str]) -> Sh
     return process_command("broker", options, _SHOWN, environment, verbose=options.verbose)
 
 
-def process_command(verb: str, options: Any, shown: Sequence[str], environment: Mapping[str, str], *, verbose: bool) -> ShardCommand:
+def process_command(
+    verb: str, options: Any, shown: Sequence[str], environment: Mapping[str, str], *, verbose: bool
+) -> ShardCommand:
     """How to run `qmq VERB` with these options: those of `shown` on the command line, and all as variables."""
     from qmq.node.shards import ShardCommand
 
@@ -311,14 +381,22 @@ def process_command(verb: str, options: Any, shown: Sequence[str], environment: 
             arguments += [f"--{name.replace('_', '-')}", value]
     if verbose:
         arguments.append("--verbose")
-    return ShardCommand(tuple(arguments), {**kept, **{name: value for name, value in given.items() if value is not None}})
+    return ShardCommand(
+        tuple(arguments),
+        {**kept, **{name: value for name, value in given.items() if value is not None}},
+    )
 
 
 def _variables(options: type) -> dict[str, str]:
     """The variable of each field that has one."""
     hints = get_type_hints(options, include_extras=True)
-    kinds: dict[str, Any] = {each.name: hints[each.name].__metadata__[0] for each in fields(options)}
-    found = {name: kind.name if isinstance(kind, Variable) else kind.envvar for name, kind in kinds.items()}
+    kinds: dict[str, Any] = {
+        each.name: hints[each.name].__metadata__[0] for each in fields(options)
+    }
+    found = {
+        name: kind.name if isinstance(kind, Variable) else kind.envvar
+        for name, kind in kinds.items()
+    }
     return {name: variable for name, variable in found.items() if variable is not None}
 
 
@@ -341,7 +419,10 @@ class BrokerOptions(RetryFlags, ShardedOptions):
 
     object_store: Annotated[
         str,
-        typer.Option(envvar="QMQ_OBJECT_STORE", help="Copy sealed segments there: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER."),
+        typer.Option(
+            envvar="QMQ_OBJECT_STORE",
+            help="Copy sealed segments there: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER.",
+        ),
     ] = ""
     local_retention_hours: Annotated[
         float | None,
@@ -353,12 +434,16 @@ class BrokerOptions(RetryFlags, ShardedOptions):
     local_retention_mib: Annotated[
         int | None,
         Variable(
-            "QMQ_LOCAL_RETENTION_MIB", "Keep old segments in the object store only when the message log on the disk exceeds this size."
+            "QMQ_LOCAL_RETENTION_MIB",
+            "Keep old segments in the object store only when the message log on the disk exceeds this size.",
         ),
     ] = None
-    object_store_cache_mib: Annotated[int, Variable("QMQ_OBJECT_STORE_CACHE_MIB", "Disk space for what is read from the object store.")] = (
-        1024
-    )
+    object_store_cache_mib: Annotated[
+        int,
+        Variable(
+            "QMQ_OBJECT_STORE_CACHE_MIB", "Disk space for what is read from the object store."
+        ),
+    ] = 1024
 
     def config(self) -> ReplicaConfig:
         """The broker's configuration. Raises InvalidArgument, InvalidName, typer.BadParameter."""
@@ -384,13 +469,18 @@ def serve_shards(options: BrokerOptions) -> None:
     try:
         set_up_logging(options.verbose)
         options.config()
-        commands = [shard_command(shard_options(options, shard), os.environ) for shard in range(1, options.shards + 1)]
+        commands = [
+            shard_command(shard_options(options, shard), os.environ)
+            for shard in range(1, options.shards + 1)
+        ]
     except QmqError as failure:
         fail(failure)
 
     async def supervise() -> int:
         ready = f"qmq broker: {len(commands)} shards of {options.group} are ready"
-        return await ShardSupervisor(options.group, commands, lambda line: print(line, flush=True), ready_line=ready).run()
+        return await ShardSupervisor(
+            options.group, commands, lambda line: print(line, flush=True), ready_line=ready
+        ).run()
 
     raise typer.Exit(run(supervise()))
 
@@ -409,7 +499,11 @@ def broker(context: typer.Context, options: BrokerOptions) -> None:
     elif context.invoked_subcommand is None:
         from qmq.node.broker import broker_node
 
-        serve_replica(options, options.config, lambda config, environment: broker_node(config, environment=environment))
+        serve_replica(
+            options,
+            options.config,
+            lambda config, environment: broker_node(config, environment=environment),
+        )
 
 
 app.command("hand-over")(hand_over)
@@ -437,15 +531,28 @@ def drain(
     it again.
     """
     drained = run(_drain(group, move, dry_run, as_json, server, timing_of(context)))
-    rows, moves = [each.row for each in drained], [each for found in drained for each in found.moves]
+    rows, moves = (
+        [each.row for each in drained],
+        [each for found in drained for each in found.moves],
+    )
     if as_json and moves:
         columns = (*_MODE_COLUMNS, "moves")
-        show("", columns, [(*each.row, [move._asdict() for move in each.moves]) for each in drained], as_json=True)
+        show(
+            "",
+            columns,
+            [(*each.row, [move._asdict() for move in each.moves]) for each in drained],
+            as_json=True,
+        )
         return
     _show_mode(rows, dry_run, as_json)
     if moves and not as_json:
         moved = [(each.subject, each.partition, each.target) for each in moves]
-        show("would be moved" if dry_run else "moved", ("subject", "partition", "to"), moved, as_json=False)
+        show(
+            "would be moved" if dry_run else "moved",
+            ("subject", "partition", "to"),
+            moved,
+            as_json=False,
+        )
 
 
 class _Drained(NamedTuple):
@@ -455,7 +562,9 @@ class _Drained(NamedTuple):
     moves: list[Move]
 
 
-async def _drain(name: str, is_moving: bool, dry_run: bool, quiet: bool, server: str, timing: CliTiming) -> list[_Drained]:
+async def _drain(
+    name: str, is_moving: bool, dry_run: bool, quiet: bool, server: str, timing: CliTiming
+) -> list[_Drained]:
     """Plan all moves first: if one is impossible, change nothing."""
     async with qmq.connect(server) as mq:
         cluster = await mq.metadata.cluster()
@@ -476,16 +585,27 @@ async def _drain(name: str, is_moving: bool, dry_run: bool, quiet: bool, server:
         return found
 
 
-async def _move_all(mq: qmq.Client, group: str, moves: list[Move], quiet: bool, timing: CliTiming) -> None:
+async def _move_all(
+    mq: qmq.Client, group: str, moves: list[Move], quiet: bool, timing: CliTiming
+) -> None:
     done = 0
-    columns = (TextColumn("moving partitions"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    columns = (
+        TextColumn("moving partitions"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+    )
     with progress_of(*columns, quiet=quiet) as bar:
         task = bar.add_task("", total=len(moves))
 
         def moved(each: Move) -> None:
             nonlocal done
             done += 1
-            bar.update(task, completed=done, description=f"{each.subject}/{each.partition} to {each.target}")
+            bar.update(
+                task,
+                completed=done,
+                description=f"{each.subject}/{each.partition} to {each.target}",
+            )
 
         try:
             await carry_out(mq.metadata, group, moves, moved, timing.conflict_s)
@@ -496,7 +616,9 @@ async def _move_all(mq: qmq.Client, group: str, moves: list[Move], quiet: bool, 
 
 
 @app.command("resume")
-def resume(group: Group, dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER) -> None:
+def resume(
+    group: Group, dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER
+) -> None:
     """Make a drained broker group accept messages again."""
 
     async def _resume() -> list[tuple[str, str, str]]:

@@ -27,8 +27,16 @@ if TYPE_CHECKING:
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
 Key = Annotated[str | None, typer.Option("--key", help="Only messages with this key.")]
-Tag = Annotated[list[str] | None, typer.Option("--tag", help="Only messages with one of these tags; repeatable.")]
-Grep = Annotated[str | None, typer.Option("--grep", help="Only messages whose body matches this regular expression anywhere.")]
+Tag = Annotated[
+    list[str] | None,
+    typer.Option("--tag", help="Only messages with one of these tags; repeatable."),
+]
+Grep = Annotated[
+    str | None,
+    typer.Option(
+        "--grep", help="Only messages whose body matches this regular expression anywhere."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per message.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Skip broker groups that cannot be read.")]
 _MOMENT = "2026-11-24T09:00:00Z, or an age: 90s, 10m, 2h, 3d."
@@ -36,12 +44,20 @@ _MOMENT = "2026-11-24T09:00:00Z, or an age: 90s, 10m, 2h, 3d."
 
 def browse(
     subject: Subject,
-    at: Annotated[str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")] = None,
-    until: Annotated[str | None, typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}")] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}"),
+    ] = None,
     key: Key = None,
     tag: Tag = None,
     grep: Grep = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Stop after this many messages; 0: no limit.")] = 100,
+    limit: Annotated[
+        int,
+        typer.Option("--limit", "-n", min=0, help="Stop after this many messages; 0: no limit."),
+    ] = 100,
     partial: Partial = False,
     as_json: AsJson = False,
     server: Server = SERVER,
@@ -50,7 +66,13 @@ def browse(
     try:
         start, end = moment(at), moment(until)
         found = _pattern(grep)
-        chosen: dict[str, Any] = {"start": start, "end": end, "key": _key(key), "tags_any": tag or (), "partial": partial}
+        chosen: dict[str, Any] = {
+            "start": start,
+            "end": end,
+            "key": _key(key),
+            "tags_any": tag or (),
+            "partial": partial,
+        }
         run(_print(server, subject, chosen, found, limit, as_json))
     except InvalidArgument as failure:
         fail(failure)
@@ -58,7 +80,10 @@ def browse(
 
 def tail(
     subject: Subject,
-    lines: Annotated[int, typer.Option("--limit", "-n", min=0, help="Start with this many of the newest messages.")] = 10,
+    lines: Annotated[
+        int,
+        typer.Option("--limit", "-n", min=0, help="Start with this many of the newest messages."),
+    ] = 10,
     key: Key = None,
     tag: Tag = None,
     grep: Grep = None,
@@ -68,7 +93,13 @@ def tail(
 ) -> None:
     """Show the newest messages, then new ones as they are stored, until Ctrl-C. No consumer group is used."""
     try:
-        chosen: dict[str, Any] = {"last": lines, "follow": True, "key": _key(key), "tags_any": tag or (), "partial": partial}
+        chosen: dict[str, Any] = {
+            "last": lines,
+            "follow": True,
+            "key": _key(key),
+            "tags_any": tag or (),
+            "partial": partial,
+        }
         run(_print(server, subject, chosen, _pattern(grep), 0, as_json))
     except InvalidArgument as failure:
         fail(failure)
@@ -94,7 +125,14 @@ def _pattern(text: str | None) -> re.Pattern[bytes] | None:
         raise InvalidArgument(f"{text!r} is not a regular expression: {failure}") from None
 
 
-async def _print(server: str, subject: str, chosen: dict[str, Any], pattern: re.Pattern[bytes] | None, limit: int, as_json: bool) -> None:
+async def _print(
+    server: str,
+    subject: str,
+    chosen: dict[str, Any],
+    pattern: re.Pattern[bytes] | None,
+    limit: int,
+    as_json: bool,
+) -> None:
     shown = 0
     async with qmq.connect(server, create_subjects=False) as mq:
         found: AsyncIterator[BrowsedMessage] = mq.browse(subject, **chosen)
@@ -118,15 +156,24 @@ def print_message(message: BrowsedMessage, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(fields(message)) + "\n")
     else:
-        console.print(line(message, None if View.is_wide or not console.is_terminal else console.width), soft_wrap=True)
+        console.print(
+            line(message, None if View.is_wide or not console.is_terminal else console.width),
+            soft_wrap=True,
+        )
     sys.stdout.flush()
 
 
 def line(message: BrowsedMessage, width: int | None) -> Text:
     """Store time, position, key and body of a message, cut to `width` characters. With None the line is not cut, and the time is exact."""
     stored = time_of(message.append_time_ms)
-    when = stored.isoformat(timespec="milliseconds") if width is None else relative(message.append_time_ms, time.time_ns() // 1_000_000)
-    queue = f"{message.broker_group}/{message.partition}" if message.partition else message.broker_group
+    when = (
+        stored.isoformat(timespec="milliseconds")
+        if width is None
+        else relative(message.append_time_ms, time.time_ns() // 1_000_000)
+    )
+    queue = (
+        f"{message.broker_group}/{message.partition}" if message.partition else message.broker_group
+    )
     place = f"{queue}@{message.sequence}"
     key = "" if message.key_bytes is None else key_text(message.key_bytes)
     head = f"{when:<10}  {place}  {key + '  ' if key else ''}"
@@ -140,5 +187,9 @@ def line(message: BrowsedMessage, width: int | None) -> Text:
 
 def fields(message: BrowsedMessage) -> dict[str, Any]:
     """The whole message for JSON."""
-    place = {"subject": message.subject, "broker_group": message.broker_group, "partition": message.partition}
+    place = {
+        "subject": message.subject,
+        "broker_group": message.broker_group,
+        "partition": message.partition,
+    }
     return place | stored_facts(message)

@@ -33,7 +33,9 @@ _STORE_SILENT_MS = 5_000
 @app.command("status")
 def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
-    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="With --watch: seconds between refreshes.")] = 1.0,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.1, help="With --watch: seconds between refreshes.")
+    ] = 1.0,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -58,7 +60,9 @@ async def _watch(server: str, interval_s: float, as_json: bool) -> None:
     """Refresh until Ctrl-C. While no metaserver answers, keep the last table and show the reason below it."""
     found: dict[str, Any] = {"groups": [], "store_silent_ms": 0}
     async with qmq.connect(server) as mq:
-        with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
+        with Live(
+            console=console, auto_refresh=False, screen=console.is_terminal and not as_json
+        ) as live:
             while True:
                 trouble = ""
                 try:
@@ -74,7 +78,10 @@ async def _watch(server: str, interval_s: float, as_json: bool) -> None:
 
 def facts(found: pb.DescribeClusterResponse) -> dict[str, Any]:
     """The status as JSON values. Pure."""
-    return {"store_silent_ms": found.store_silent_ms, "groups": [_group(group) for group in found.groups]}
+    return {
+        "store_silent_ms": found.store_silent_ms,
+        "groups": [_group(group) for group in found.groups],
+    }
 
 
 def _group(group: pb.GroupDescription) -> dict[str, Any]:
@@ -93,7 +100,9 @@ def _group(group: pb.GroupDescription) -> dict[str, Any]:
     }
 
 
-def _replica(group: pb.GroupDescription, replica: pb.ReplicaDescription, master: control.ReplicaStatus | None) -> dict[str, Any]:
+def _replica(
+    group: pb.GroupDescription, replica: pb.ReplicaDescription, master: control.ReplicaStatus | None
+) -> dict[str, Any]:
     facts = {
         "replica": replica.replica,
         "is_present": replica.is_present,
@@ -134,17 +143,24 @@ def _bytes(status: control.ReplicaStatus) -> int:
 
 def view(found: dict[str, Any], trouble: str = "") -> RenderableType:
     """The status as a table of at most 80 columns: a line per group, followed by a line per replica."""
-    shown = LineTable(("replica", "state", "entries", "lag", "lag bytes", "note"), right=("entries", "lag", "lag bytes"))
+    shown = LineTable(
+        ("replica", "state", "entries", "lag", "lag bytes", "note"),
+        right=("entries", "lag", "lag bytes"),
+    )
     for group in found["groups"]:
         kind = ", delay group" if group["is_delay"] else ""
         state = Text(group["health"], _COLORS.get(group["health"], "white"))
-        shown.add_row(Text(group["group"], "bold"), state, "", "", "", f"epoch {group['epoch']}{kind}")
+        shown.add_row(
+            Text(group["group"], "bold"), state, "", "", "", f"epoch {group['epoch']}{kind}"
+        )
         for replica in group["replicas"]:
             shown.add_row(*_cells(replica))
     silent_ms = found["store_silent_ms"]
     notes = [trouble] if trouble else []
     if silent_ms > _STORE_SILENT_MS:
-        notes.append(f"the coordination store has been silent for {silent_ms / 1000:.0f} s: this is the metaserver's last known state")
+        notes.append(
+            f"the coordination store has been silent for {silent_ms / 1000:.0f} s: this is the metaserver's last known state"
+        )
     return Group(shown, *[Text(note, "red") for note in notes])
 
 
@@ -176,7 +192,11 @@ def _note(replica: dict[str, Any]) -> str | Text:
         return "learner"
     if not replica["is_whole"]:
         return Text("may lack entries", "yellow")
-    return Text("not serving yet", "yellow") if replica["role"] == "master" and not replica["is_serving"] else ""
+    return (
+        Text("not serving yet", "yellow")
+        if replica["role"] == "master" and not replica["is_serving"]
+        else ""
+    )
 
 
 replicas = typer.Typer(no_args_is_help=True, help="Replicas of a broker group: add, remove.")
@@ -198,7 +218,12 @@ async def described(mq: qmq.Client, group: str) -> Any:
 @replicas.command("add")
 def add(
     group: GroupName,
-    replica: Annotated[str, typer.Argument(help="The new replica's name. Its process must already run, with this group's name.")],
+    replica: Annotated[
+        str,
+        typer.Argument(
+            help="The new replica's name. Its process must already run, with this group's name."
+        ),
+    ],
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
@@ -255,7 +280,9 @@ def _show(row: tuple[Any, ...], dry_run: bool, as_json: bool) -> None:
 
 def transfer(
     group: GroupName,
-    to: Annotated[str, typer.Option("--to", help="The new master; default: the most advanced other replica.")] = "",
+    to: Annotated[
+        str, typer.Option("--to", help="The new master; default: the most advanced other replica.")
+    ] = "",
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
@@ -267,8 +294,16 @@ def transfer(
             before = await described(mq, group)
             if dry_run:
                 if to and to not in before.voters:
-                    raise InvalidArgument(f"{to!r} is not a voter of group {group!r}; voters: {_join(before.voters)}")
-                return (group, before.master, to or "the most advanced other replica", before.epoch, 0)
+                    raise InvalidArgument(
+                        f"{to!r} is not a voter of group {group!r}; voters: {_join(before.voters)}"
+                    )
+                return (
+                    group,
+                    before.master,
+                    to or "the most advanced other replica",
+                    before.epoch,
+                    0,
+                )
             done = await mq.metadata.transfer(group, to)
             return (group, before.master, done.master, done.epoch, done.refused_ms)
 

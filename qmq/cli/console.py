@@ -30,7 +30,9 @@ class ConsoleOptions:
     """Options of `qmq console`."""
 
     server: Server = SERVER
-    host: Annotated[str, typer.Option(envvar="QMQ_CONSOLE_HOST", help="Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, typer.Option(envvar="QMQ_CONSOLE_HOST", help="Address to listen on.")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, port_option("Port to listen on", "QMQ_CONSOLE_PORT")] = 20888
     login: Annotated[
         str,
@@ -39,31 +41,76 @@ class ConsoleOptions:
             help="Whose rights the browser has: 'own' (yours), 'token' (entered by the user), 'oidc' (identity provider), 'proxy'.",
         ),
     ] = "own"
-    writable: Annotated[bool, typer.Option("--writable", envvar="QMQ_CONSOLE_WRITABLE", help="Allow changes; default: read-only.")] = False
-    name: Annotated[list[str] | None, typer.Option("--name", help="A host name that browsers use; repeatable.")] = None
+    writable: Annotated[
+        bool,
+        typer.Option(
+            "--writable", envvar="QMQ_CONSOLE_WRITABLE", help="Allow changes; default: read-only."
+        ),
+    ] = False
+    name: Annotated[
+        list[str] | None, typer.Option("--name", help="A host name that browsers use; repeatable.")
+    ] = None
     trusted_proxy: Annotated[
-        list[str] | None, typer.Option("--trusted-proxy", help="With --login proxy: an address that may send the token header.")
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy", help="With --login proxy: an address that may send the token header."
+        ),
     ] = None
-    token_header: Annotated[str, Variable("QMQ_CONSOLE_TOKEN_HEADER", "With --login proxy: the header with the token.")] = (
-        "x-forwarded-access-token"  # noqa: S105 - a name
-    )
-    oidc_issuer: Annotated[str, Variable("QMQ_CONSOLE_OIDC_ISSUER", "With --login oidc: the identity provider's address.")] = ""
-    oidc_client: Annotated[str, Variable("QMQ_CONSOLE_OIDC_CLIENT_ID", "With --login oidc: what the provider calls this console.")] = ""
+    token_header: Annotated[
+        str, Variable("QMQ_CONSOLE_TOKEN_HEADER", "With --login proxy: the header with the token.")
+    ] = "x-forwarded-access-token"  # noqa: S105 - a name
+    oidc_issuer: Annotated[
+        str,
+        Variable("QMQ_CONSOLE_OIDC_ISSUER", "With --login oidc: the identity provider's address."),
+    ] = ""
+    oidc_client: Annotated[
+        str,
+        Variable(
+            "QMQ_CONSOLE_OIDC_CLIENT_ID", "With --login oidc: what the provider calls this console."
+        ),
+    ] = ""
     oidc_secret: Annotated[
-        Path | None, Variable("QMQ_CONSOLE_OIDC_SECRET_FILE", "With --login oidc: a file with the client's secret, if it has one.")
+        Path | None,
+        Variable(
+            "QMQ_CONSOLE_OIDC_SECRET_FILE",
+            "With --login oidc: a file with the client's secret, if it has one.",
+        ),
     ] = None
-    oidc_scope: Annotated[str, Variable("QMQ_CONSOLE_OIDC_SCOPE", "With --login oidc: the scopes to ask for.")] = "openid"
+    oidc_scope: Annotated[
+        str, Variable("QMQ_CONSOLE_OIDC_SCOPE", "With --login oidc: the scopes to ask for.")
+    ] = "openid"
     oidc_token: Annotated[
-        str, Variable("QMQ_CONSOLE_OIDC_TOKEN", "With --login oidc: which token the cluster is shown, 'access_token' or 'id_token'.")
+        str,
+        Variable(
+            "QMQ_CONSOLE_OIDC_TOKEN",
+            "With --login oidc: which token the cluster is shown, 'access_token' or 'id_token'.",
+        ),
     ] = "access_token"  # noqa: S105 - a name
     public_url: Annotated[
-        str, Variable("QMQ_CONSOLE_PUBLIC_URL", "With --login oidc: where browsers find this console; default: where it listens.")
+        str,
+        Variable(
+            "QMQ_CONSOLE_PUBLIC_URL",
+            "With --login oidc: where browsers find this console; default: where it listens.",
+        ),
     ] = ""
-    mask: Annotated[list[str] | None, typer.Option("--mask", help="A field to mask in message bodies: FIELD, or SUBJECT*:FIELD.")] = None
-    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="PEM file: the certificate shown to browsers; turns TLS on.")] = None
+    mask: Annotated[
+        list[str] | None,
+        typer.Option("--mask", help="A field to mask in message bodies: FIELD, or SUBJECT*:FIELD."),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert", help="PEM file: the certificate shown to browsers; turns TLS on."
+        ),
+    ] = None
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM file: its key.")] = None
     insecure: Annotated[
-        bool, typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without TLS or login.")
+        bool,
+        typer.Option(
+            "--insecure",
+            envvar="QMQ_INSECURE",
+            help="Listen on a public address without TLS or login.",
+        ),
     ] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
 
@@ -94,9 +141,19 @@ class ConsoleOptions:
 
         if not self.oidc_issuer or not self.oidc_client:
             return None
-        public = self.public_url.rstrip("/") or f"{'https' if self.tls_cert else 'http'}://{joined(self.host, self.port)}"
+        public = (
+            self.public_url.rstrip("/")
+            or f"{'https' if self.tls_cert else 'http'}://{joined(self.host, self.port)}"
+        )
         secret = "" if self.oidc_secret is None else self.oidc_secret.read_text().strip()
-        return OidcConfig(self.oidc_issuer, self.oidc_client, f"{public}/login/callback", secret, self.oidc_scope, self.oidc_token)
+        return OidcConfig(
+            self.oidc_issuer,
+            self.oidc_client,
+            f"{public}/login/callback",
+            secret,
+            self.oidc_scope,
+            self.oidc_token,
+        )
 
 
 @taking(ConsoleOptions)

@@ -26,19 +26,42 @@ if TYPE_CHECKING:
 def consume(
     subject: Annotated[str, typer.Argument(help="What to consume.")],
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
-    count: Annotated[int, typer.Option("--count", "-n", help="Stop after this many messages; 0: no limit.")] = 0,
-    idle_s: Annotated[float, typer.Option("--timeout", help="Stop after this many seconds without a message; 0: never.")] = 0.0,
-    start: Annotated[str, typer.Option("--from", help="Where a new group starts: 'earliest' or 'latest'.")] = "earliest",
-    tag: Annotated[list[str] | None, typer.Option(help="Only messages with one of these tags.")] = None,
+    count: Annotated[
+        int, typer.Option("--count", "-n", help="Stop after this many messages; 0: no limit.")
+    ] = 0,
+    idle_s: Annotated[
+        float,
+        typer.Option("--timeout", help="Stop after this many seconds without a message; 0: never."),
+    ] = 0.0,
+    start: Annotated[
+        str, typer.Option("--from", help="Where a new group starts: 'earliest' or 'latest'.")
+    ] = "earliest",
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Only messages with one of these tags.")
+    ] = None,
     raw: Annotated[
         bool,
-        typer.Option("--raw", help="Print bodies unchanged on a terminal, too; by default control characters are escaped there (\\x1b)."),
+        typer.Option(
+            "--raw",
+            help="Print bodies unchanged on a terminal, too; by default control characters are escaped there (\\x1b).",
+        ),
     ] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
     """Print messages, one per line, and acknowledge them. Prints the body; with --json, all fields."""
-    run(_consume(server, subject, group, count, idle_s, start, tag or [], Form(as_json, is_raw=raw or not sys.stdout.isatty())))
+    run(
+        _consume(
+            server,
+            subject,
+            group,
+            count,
+            idle_s,
+            start,
+            tag or [],
+            Form(as_json, is_raw=raw or not sys.stdout.isatty()),
+        )
+    )
 
 
 class Form(NamedTuple):
@@ -51,25 +74,49 @@ class Form(NamedTuple):
         """The printed message, without the newline."""
         if self.as_json:
             return json.dumps(place | stored_facts(message) | {"attempt": message.attempt}).encode()
-        return message.body if self.is_raw else visible(message.body.decode(errors="backslashreplace")).encode()
+        return (
+            message.body
+            if self.is_raw
+            else visible(message.body.decode(errors="backslashreplace")).encode()
+        )
 
 
-async def _consume(server: str, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], form: Form) -> None:
+async def _consume(
+    server: str,
+    subject: str,
+    group: str,
+    count: int,
+    idle_s: float,
+    start: str,
+    tags: list[str],
+    form: Form,
+) -> None:
     """Consume as an unordered subject; switch to an ordered consumer if the broker says at the first pull that the subject is ordered."""
     async with qmq.connect(server, create_subjects=False) as mq:
         check_name("group", group)
         check_name("subject", subject)
-        await require_subject(mq, subject, must_answer=True)  # Fail at once: the client itself would wait for the subject to be created.
+        await require_subject(
+            mq, subject, must_answer=True
+        )  # Fail at once: the client itself would wait for the subject to be created.
         try:
             await _consume_unordered(mq, subject, group, count, idle_s, start, tags, form)
         except OrderMismatch:
             if tags:
-                raise InvalidArgument(f"subject {subject!r} is ordered: --tag cannot filter an ordered subject, leave it out") from None
+                raise InvalidArgument(
+                    f"subject {subject!r} is ordered: --tag cannot filter an ordered subject, leave it out"
+                ) from None
             await _consume_ordered(mq, subject, group, count, idle_s, start, form)
 
 
 async def _consume_unordered(
-    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, tags: list[str], form: Form
+    mq: qmq.Client,
+    subject: str,
+    group: str,
+    count: int,
+    idle_s: float,
+    start: str,
+    tags: list[str],
+    form: Form,
 ) -> None:
     printed = 0
     async with mq.consumer(subject, group, start=start, tags_any=tags) as consumer:
@@ -80,13 +127,19 @@ async def _consume_unordered(
                 await require_subject(mq, subject, must_answer=True)
                 return
             for message in found:
-                _print(message, {"subject": message.subject, "broker_group": message.broker_group}, form)
+                _print(
+                    message,
+                    {"subject": message.subject, "broker_group": message.broker_group},
+                    form,
+                )
             sys.stdout.buffer.flush()
             await found.ack()
             printed += len(found)
 
 
-async def _consume_ordered(mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, form: Form) -> None:
+async def _consume_ordered(
+    mq: qmq.Client, subject: str, group: str, count: int, idle_s: float, start: str, form: Form
+) -> None:
     """Acknowledge every printed message. Leaving the consumer sends the acknowledgements."""
     printed = 0
     async with mq.ordered_consumer(subject, group, start=start, ack="explicit") as consumer:

@@ -18,7 +18,13 @@ from qmq.cli.arguments import tls_option
 from qmq.cli.output import SERVER, Json, fail, show
 from qmq.client.client import parse_addresses
 from qmq.errors import InvalidArgument, QmqError
-from qmq.security.contexts import CONTEXT_VARIABLE, SERVER_VARIABLE, ClusterContext, ContextFile, environment_of
+from qmq.security.contexts import (
+    CONTEXT_VARIABLE,
+    SERVER_VARIABLE,
+    ClusterContext,
+    ContextFile,
+    environment_of,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Named clusters: addresses, certificates and tokens.")
 
@@ -29,11 +35,15 @@ Pem = Path | None
 @app.command("add")
 def add(
     name: Name,
-    server: Annotated[str, typer.Option("--server", "-s", help="The metaservers: HOST:PORT,HOST:PORT.")] = "",
+    server: Annotated[
+        str, typer.Option("--server", "-s", help="The metaservers: HOST:PORT,HOST:PORT.")
+    ] = "",
     ca: Annotated[Pem, tls_option("ca", has_variable=False)] = None,
     cert: Annotated[Pem, tls_option("cert", has_variable=False)] = None,
     key: Annotated[Pem, tls_option("key", has_variable=False)] = None,
-    token_file: Annotated[Pem, typer.Option("--token-file", help="File with the client's token.")] = None,
+    token_file: Annotated[
+        Pem, typer.Option("--token-file", help="File with the client's token.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a context, or replace the one of the same name. The first context becomes the current one."""
@@ -81,10 +91,22 @@ def list_contexts(as_json: Json = False) -> None:
     except (OSError, QmqError) as failure:
         fail(failure)
     rows = [
-        ("*" if each.name == current else "", each.name, each.server, each.tls_ca, each.tls_cert, each.token_file)
+        (
+            "*" if each.name == current else "",
+            each.name,
+            each.server,
+            each.tls_ca,
+            each.tls_cert,
+            each.token_file,
+        )
         for _, each in sorted(contexts.items())
     ]
-    show("contexts", ("current", "name", "server", "ca", "certificate", "token file"), rows, as_json=as_json)
+    show(
+        "contexts",
+        ("current", "name", "server", "ca", "certificate", "token file"),
+        rows,
+        as_json=as_json,
+    )
 
 
 def _tell(name: str, done: str, as_json: bool) -> None:
@@ -123,7 +145,9 @@ class Setting:
         return self.name, HIDDEN if is_secret else self.value, self.origin, self.variable
 
 
-def settings_of(server: str | None, environment: Mapping[str, str], current: str, whole: Mapping[str, str]) -> list[Setting]:
+def settings_of(
+    server: str | None, environment: Mapping[str, str], current: str, whole: Mapping[str, str]
+) -> list[Setting]:
     """The settings of a client. `current`: the current context; `whole`: the environment with the context applied. Pure."""
     found = []
     for name, variable, default in _CLIENT:
@@ -140,14 +164,29 @@ def settings_of(server: str | None, environment: Mapping[str, str], current: str
     return found
 
 
-def other_variables(environment: Mapping[str, str], read_by: Mapping[str, Iterable[str]]) -> list[Setting]:
+def other_variables(
+    environment: Mapping[str, str], read_by: Mapping[str, Iterable[str]]
+) -> list[Setting]:
     """Other QMQ_ variables, with the commands that read them. A variable that no command reads is probably misspelt. Pure."""
     known = {variable for _, variable, _ in _CLIENT}
     found = []
-    for variable in sorted(each for each in environment if each.startswith("QMQ_") and each not in known):
+    for variable in sorted(
+        each for each in environment if each.startswith("QMQ_") and each not in known
+    ):
         commands = sorted(read_by.get(variable, ()))
-        origin = f"environment, for {', '.join(commands)}" if commands else "environment, but no command reads it"
-        found.append(Setting(variable.removeprefix("QMQ_").lower().replace("_", " "), environment[variable], origin, variable))
+        origin = (
+            f"environment, for {', '.join(commands)}"
+            if commands
+            else "environment, but no command reads it"
+        )
+        found.append(
+            Setting(
+                variable.removeprefix("QMQ_").lower().replace("_", " "),
+                environment[variable],
+                origin,
+                variable,
+            )
+        )
     return found
 
 
@@ -169,7 +208,12 @@ def variables_of(command: Any, name: str = "qmq") -> dict[str, set[str]]:
 def config(
     context: typer.Context,
     server: Annotated[
-        str | None, typer.Option("--server", "-s", help="As for other commands; shows that the argument takes precedence.")
+        str | None,
+        typer.Option(
+            "--server",
+            "-s",
+            help="As for other commands; shows that the argument takes precedence.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -28,7 +28,19 @@ import qmq
 from qmq.cli.arguments import parse_duration, parse_when, port_option, shifted
 from qmq.cli.broker import confirm_clock, hand_over
 from qmq.cli.names import require_subject
-from qmq.cli.output import SERVER, DryRun, Json, LineTable, Server, ask, console, errors, run, show, tell_silent
+from qmq.cli.output import (
+    SERVER,
+    DryRun,
+    Json,
+    LineTable,
+    Server,
+    ask,
+    console,
+    errors,
+    run,
+    show,
+    tell_silent,
+)
 from qmq.cli.roles import ReplicaOptions, Variable, serve_replica, taking
 from qmq.cli.route import emit
 from qmq.client.metadata.cache import Partial
@@ -85,7 +97,9 @@ def histogram(buckets: Iterable[Due], now: datetime) -> DelayHistogram:
             late += each.pending
         else:
             counts[bisect_right(edges, max(each.start, this_hour)) - 1] += each.pending
-    bars = [Bar(start, end, count) for start, end, count in zip(edges, edges[1:], counts, strict=False)]
+    bars = [
+        Bar(start, end, count) for start, end, count in zip(edges, edges[1:], counts, strict=False)
+    ]
     return DelayHistogram(late, bars[:hours], bars[hours : hours + days], bars[hours + days :])
 
 
@@ -121,11 +135,34 @@ def shown(bars: list[Bar]) -> list[Bar | None]:
 BAR_COLUMNS_MAX: Final = 60
 
 _EIGHTHS: Final = "▏▎▍▌▋▊▉█"
-_SECTIONS: Final = (("hours", "by hour", "%Y-%m-%d %H:%M"), ("days", "by day", "%Y-%m-%d"), ("months", "by month", "%Y-%m"))
-_GROUP_COLUMNS: Final = ("delay group", "master", "pending", "waiting", "planned", "delivered", "p50 ms", "p99 ms")
+_SECTIONS: Final = (
+    ("hours", "by hour", "%Y-%m-%d %H:%M"),
+    ("days", "by day", "%Y-%m-%d"),
+    ("months", "by month", "%Y-%m"),
+)
+_GROUP_COLUMNS: Final = (
+    "delay group",
+    "master",
+    "pending",
+    "waiting",
+    "planned",
+    "delivered",
+    "p50 ms",
+    "p99 ms",
+)
 _MEMORY_COLUMNS: Final = ("delay group", "in the wheel", "wheel MiB", "horizon", "clock step ms")
 """Two tables, because one would not fit 80 columns and a number must not be wrapped."""
-_LEFT: Final = {"delay group", "master", "horizon", "subject", "reason", "key", "tags", "recurs", "id"}
+_LEFT: Final = {
+    "delay group",
+    "master",
+    "horizon",
+    "subject",
+    "reason",
+    "key",
+    "tags",
+    "recurs",
+    "id",
+}
 
 
 def moment(time: datetime) -> str:
@@ -195,10 +232,19 @@ def row_facts(found: DelayedMessage) -> dict[str, Any]:
 
 def list_table(rows: list[dict[str, Any]], now_ms: int) -> LineTable:
     """A table with one line per message."""
-    table = LineTable(("due", "subject", "key", "tags", "bytes", "recurs", "id"), right=("bytes",), now_ms=now_ms)
+    table = LineTable(
+        ("due", "subject", "key", "tags", "bytes", "recurs", "id"), right=("bytes",), now_ms=now_ms
+    )
     for row in rows:
         recurs = f"{row['cron']} {row['zone']}".strip()
-        cells = (row["subject"], row["key"] or "", " ".join(row["tags"]), f"{row['bytes']:,}", recurs, row["id"])
+        cells = (
+            row["subject"],
+            row["key"] or "",
+            " ".join(row["tags"]),
+            f"{row['bytes']:,}",
+            recurs,
+            row["id"],
+        )
         table.add_row(Time(round(datetime.fromisoformat(row["due"]).timestamp() * 1000)), *cells)
     return table
 
@@ -208,7 +254,11 @@ def list_table(rows: list[dict[str, Any]], now_ms: int) -> LineTable:
 
 def stats_facts(found: DelayStats, now: datetime) -> dict[str, Any]:
     """The statistics of all delay groups, with a histogram of due times counted from `now`."""
-    pending = [Due(each.start, each.start + each.length, each.pending) for group in found.groups for each in group.buckets]
+    pending = [
+        Due(each.start, each.start + each.length, each.pending)
+        for group in found.groups
+        for each in group.buckets
+    ]
     return {
         "time": moment(now),
         "pending": found.pending,
@@ -233,7 +283,10 @@ def _group_facts(group: DelayGroup) -> dict[str, Any]:
         "horizon": moment(group.horizon),
         "time": moment(group.time),
         "clock_step_ms": _in_ms(group.clock_step),
-        "troubles": [{"subject": each.subject, "waiting": each.waiting, "reason": each.reason} for each in group.troubles],
+        "troubles": [
+            {"subject": each.subject, "waiting": each.waiting, "reason": each.reason}
+            for each in group.troubles
+        ],
         "buckets": [
             {
                 "from": moment(each.start),
@@ -254,20 +307,31 @@ def _in_ms(time: timedelta) -> int:
 def _histogram_facts(found: DelayHistogram) -> dict[str, Any]:
     bars = {"hours": found.hours, "days": found.days, "months": found.months}
     return {"late": found.late} | {
-        name: [{"from": moment(bar.start), "to": moment(bar.end), "pending": bar.pending} for bar in each] for name, each in bars.items()
+        name: [
+            {"from": moment(bar.start), "to": moment(bar.end), "pending": bar.pending}
+            for bar in each
+        ]
+        for name, each in bars.items()
     }
 
 
 def stats_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
     """The statistics for people: groups, failures, the histogram, and groups that did not answer."""
-    view: list[RenderableType] = [Text(f"delayed messages at {facts['time']}: {facts['pending']:,} pending", "bold")]
+    view: list[RenderableType] = [
+        Text(f"delayed messages at {facts['time']}: {facts['pending']:,} pending", "bold")
+    ]
     if facts["groups"]:
         view += [_group_table(facts["groups"]), _memory_table(facts["groups"])]
-    troubles = [(group["delay_group"], each) for group in facts["groups"] for each in group["troubles"]]
+    troubles = [
+        (group["delay_group"], each) for group in facts["groups"] for each in group["troubles"]
+    ]
     if troubles:
         view += [Text("due, but cannot be delivered", "bold red"), _trouble_table(troubles)]
     view += histogram_view(facts["histogram"], columns)
-    view += [Text(f"partial: delay group {group} did not answer ({reason})", "red") for group, reason in facts["silent_groups"].items()]
+    view += [
+        Text(f"partial: delay group {group} did not answer ({reason})", "red")
+        for group, reason in facts["silent_groups"].items()
+    ]
     return view
 
 
@@ -278,7 +342,17 @@ def _table(*columns: str) -> LineTable:
 def _group_table(groups: list[dict[str, Any]]) -> LineTable:
     table = _table(*_GROUP_COLUMNS)
     for each in groups:
-        numbers = [each[name] for name in ("pending", "waiting", "planned", "delivered", "lateness_p50_ms", "lateness_p99_ms")]
+        numbers = [
+            each[name]
+            for name in (
+                "pending",
+                "waiting",
+                "planned",
+                "delivered",
+                "lateness_p50_ms",
+                "lateness_p99_ms",
+            )
+        ]
         table.add_row(each["delay_group"], each["master"], *[f"{number:,}" for number in numbers])
     return table
 
@@ -287,7 +361,13 @@ def _memory_table(groups: list[dict[str, Any]]) -> LineTable:
     table = _table(*_MEMORY_COLUMNS)
     for each in groups:
         mib, horizon = f"{each['wheel_bytes'] / (1 << 20):,.1f}", each["horizon"][:19]
-        table.add_row(each["delay_group"], f"{each['wheel_messages']:,}", mib, horizon, f"{each['clock_step_ms']:,}")
+        table.add_row(
+            each["delay_group"],
+            f"{each['wheel_messages']:,}",
+            mib,
+            horizon,
+            f"{each['clock_step_ms']:,}",
+        )
     return table
 
 
@@ -307,7 +387,14 @@ def histogram_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
     if facts["late"]:
         view.append(Text(f"overdue, delivered at once: {facts['late']:,}", "yellow"))
     for name, title, label in _SECTIONS:
-        bars = [Bar(datetime.fromisoformat(each["from"]), datetime.fromisoformat(each["to"]), each["pending"]) for each in facts[name]]
+        bars = [
+            Bar(
+                datetime.fromisoformat(each["from"]),
+                datetime.fromisoformat(each["to"]),
+                each["pending"],
+            )
+            for each in facts[name]
+        ]
         if any(bar.pending for bar in bars):
             view += [Text(f"due {title} (UTC)", "bold"), draw(bars, label, columns)]
     return view
@@ -315,7 +402,10 @@ def histogram_view(facts: dict[str, Any], columns: int) -> list[RenderableType]:
 
 def draw(bars: list[Bar], label: str, columns: int) -> Text:
     """One line per bar: its time (a strftime format), its count, and its length relative to the largest; `…` for a gap."""
-    lines = [None if bar is None else (f"{bar.start:{label}}", f"{bar.pending:,}", bar.pending) for bar in shown(bars)]
+    lines = [
+        None if bar is None else (f"{bar.start:{label}}", f"{bar.pending:,}", bar.pending)
+        for bar in shown(bars)
+    ]
     largest = max(bar.pending for bar in bars)
     name_width, count_width = len(f"{bars[0].start:{label}}"), len(f"{largest:,}")
     width = max(1, min(BAR_COLUMNS_MAX, columns - name_width - count_width - 2))
@@ -327,7 +417,9 @@ def draw(bars: list[Bar], label: str, columns: int) -> Text:
             drawn.append("…".rjust(name_width), "dim")
             continue
         name, count, pending = line
-        drawn.append(f"{name} {count.rjust(count_width)}").append(f" {length(pending, largest, width)}".rstrip(), "cyan")
+        drawn.append(f"{name} {count.rjust(count_width)}").append(
+            f" {length(pending, largest, width)}".rstrip(), "cyan"
+        )
     return drawn
 
 
@@ -342,16 +434,42 @@ def length(count: int, largest: int, width: int) -> str:
 class DelayOptions(ReplicaOptions):
     """Options of `qmq delay`."""
 
-    group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The delay group of this replica.")] = ""
+    group: Annotated[
+        str, typer.Option(envvar="QMQ_GROUP", help="The delay group of this replica.")
+    ] = ""
     data_port: Annotated[int, port_option("The data port", "QMQ_DATA_PORT")] = 20883
     control_port: Annotated[int, port_option("The control port", "QMQ_CONTROL_PORT")] = 20884
-    bucket: Annotated[str, Variable("QMQ_BUCKET", "The time span of one schedule file, 5m to 24h; fixed when the group is created.")] = "1h"
-    longest: Annotated[str, Variable("QMQ_DELAY_MAX", "The longest delay that is accepted; fixed when the group is created.")] = "732d"
-    tick_ms: Annotated[int, Variable("QMQ_TICK_MS", "Due messages are delivered at multiples of this interval.")] = 500
-    load_ahead: Annotated[str, Variable("QMQ_LOAD_AHEAD", "Keep messages due within this time in memory, if there is room.")] = "10m"
-    wheel_messages: Annotated[int, Variable("QMQ_WHEEL_MESSAGES", "How many messages may be in memory, 8 bytes each.")] = 16_000_000
+    bucket: Annotated[
+        str,
+        Variable(
+            "QMQ_BUCKET",
+            "The time span of one schedule file, 5m to 24h; fixed when the group is created.",
+        ),
+    ] = "1h"
+    longest: Annotated[
+        str,
+        Variable(
+            "QMQ_DELAY_MAX", "The longest delay that is accepted; fixed when the group is created."
+        ),
+    ] = "732d"
+    tick_ms: Annotated[
+        int, Variable("QMQ_TICK_MS", "Due messages are delivered at multiples of this interval.")
+    ] = 500
+    load_ahead: Annotated[
+        str,
+        Variable(
+            "QMQ_LOAD_AHEAD", "Keep messages due within this time in memory, if there is room."
+        ),
+    ] = "10m"
+    wheel_messages: Annotated[
+        int, Variable("QMQ_WHEEL_MESSAGES", "How many messages may be in memory, 8 bytes each.")
+    ] = 16_000_000
     retention_hours: Annotated[
-        float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="How long the message log is kept; the schedule is kept longer.")
+        float,
+        typer.Option(
+            envvar="QMQ_RETENTION_HOURS",
+            help="How long the message log is kept; the schedule is kept longer.",
+        ),
     ] = 24.0
 
     def config(self) -> DelayReplicaConfig:
@@ -366,7 +484,11 @@ class DelayOptions(ReplicaOptions):
             **self.shared_config("delay group"),
             broker=BrokerConfig(name=self.group),
             settings=DelaySettings(_ms(self.bucket), _ms(self.longest)),
-            delay=DelayConfig(tick_ms=self.tick_ms, load_ahead_ms=_ms(self.load_ahead), wheel_messages_max=self.wheel_messages),
+            delay=DelayConfig(
+                tick_ms=self.tick_ms,
+                load_ahead_ms=_ms(self.load_ahead),
+                wheel_messages_max=self.wheel_messages,
+            ),
         )
 
 
@@ -387,7 +509,12 @@ def delay(context: typer.Context, options: DelayOptions) -> None:
     if context.invoked_subcommand is None:
         from qmq.node.delay import delay_node
 
-        serve_replica(options, options.config, lambda config, environment: delay_node(config, environment=environment), "delay")
+        serve_replica(
+            options,
+            options.config,
+            lambda config, environment: delay_node(config, environment=environment),
+            "delay",
+        )
 
 
 def _ms(text: str) -> int:
@@ -397,7 +524,13 @@ def _ms(text: str) -> int:
 app = typer.Typer(help="Run a delay server; list, show, cancel or move delayed messages.")
 attach(app)
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The delayed message's id: a receipt's `delayed_id`, or an id shown by `list`.")]
+Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="The delayed message's id: a receipt's `delayed_id`, or an id shown by `list`.",
+    ),
+]
 
 _CANCEL_COLUMNS: Final = ("id", "due", "state", "cron", "subject")
 _MOVE_COLUMNS: Final = ("id", "to", "from", "subject")
@@ -407,9 +540,15 @@ _MOVE_COLUMNS: Final = ("id", "to", "from", "subject")
 def list_delayed(
     subject: Annotated[str, typer.Argument(help="Only messages of this subject.")] = "",
     start: Annotated[
-        str | None, typer.Option("--from", help="Only messages due at or after this time: 2026-11-21T09:30:00+01:00, or +2h.")
+        str | None,
+        typer.Option(
+            "--from",
+            help="Only messages due at or after this time: 2026-11-21T09:30:00+01:00, or +2h.",
+        ),
     ] = None,
-    end: Annotated[str | None, typer.Option("--to", help="Only messages due before this time.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Only messages due before this time.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
     as_json: Json = False,
     server: Server = SERVER,
@@ -424,13 +563,17 @@ def list_delayed(
         errors.print(more, highlight=False, soft_wrap=True)
 
 
-async def _list(server: str, subject: str, start: str | None, end: str | None, limit: int) -> Partial[DelayedMessage]:
+async def _list(
+    server: str, subject: str, start: str | None, end: str | None, limit: int
+) -> Partial[DelayedMessage]:
     """Up to `limit` + 1 messages: the extra one tells that there are more."""
     now = datetime.now(UTC)
     first, last = (None if text is None else parse_moment(text, now) for text in (start, end))
     async with qmq.connect(server) as mq:
         silent: dict[str, str] = {}
-        found = [each async for each in mq.delayed.list(subject, first, last, limit + 1, silent=silent)]
+        found = [
+            each async for each in mq.delayed.list(subject, first, last, limit + 1, silent=silent)
+        ]
         if not found:
             await require_subject(mq, subject)
         return Partial(found, silent)
@@ -444,7 +587,9 @@ def show_delayed(delayed_id: Id, as_json: Json = False, server: Server = SERVER)
 
 
 @app.command("cancel")
-def cancel(delayed_id: Id, dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER) -> None:
+def cancel(
+    delayed_id: Id, dry_run: DryRun = False, as_json: Json = False, server: Server = SERVER
+) -> None:
     """Cancel a delayed message. A recurring message has no further runs."""
 
     async def _cancel() -> DelayedMessage:
@@ -464,8 +609,13 @@ def cancel(delayed_id: Id, dry_run: DryRun = False, as_json: Json = False, serve
 @app.command("move")
 def move(
     delayed_id: Id,
-    to: Annotated[str | None, typer.Option("--to", help="The new due time: 2026-11-21T09:30:00+01:00, or +2h from now.")] = None,
-    by: Annotated[str | None, typer.Option("--by", help="Shift the due time: 30m or 1d later; -30m earlier.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="The new due time: 2026-11-21T09:30:00+01:00, or +2h from now."),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", help="Shift the due time: 30m or 1d later; -30m earlier.")
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
     server: Server = SERVER,
@@ -475,9 +625,13 @@ def move(
     show("would be moved" if dry_run else "moved", _MOVE_COLUMNS, [row], as_json=as_json)
 
 
-async def _move(server: str, delayed_id: str, to: str | None, by: str | None, dry_run: bool) -> tuple[str, str, str, str]:
+async def _move(
+    server: str, delayed_id: str, to: str | None, by: str | None, dry_run: bool
+) -> tuple[str, str, str, str]:
     if (to is None) == (by is None):
-        raise InvalidArgument("give either --to 2026-11-21T09:30:00Z (the new due time) or --by 30m (how much later)")
+        raise InvalidArgument(
+            "give either --to 2026-11-21T09:30:00Z (the new due time) or --by 30m (how much later)"
+        )
     wanted = parse_moment(to, datetime.now(UTC)) if to is not None else parse_shift(by or "")
     async with qmq.connect(server) as mq:
         before = await mq.delayed.show(delayed_id)
@@ -492,7 +646,9 @@ async def _move(server: str, delayed_id: str, to: str | None, by: str | None, dr
 def _require_pending(found: DelayedMessage) -> None:
     """The check of the delay group, repeated here for --dry-run. Raises TooLate."""
     if found.state != "pending":
-        raise TooLate(f"{found.id} is {found.state}: only a pending message can be cancelled or moved")
+        raise TooLate(
+            f"{found.id} is {found.state}: only a pending message can be cancelled or moved"
+        )
 
 
 @app.command("stats")
@@ -502,7 +658,9 @@ def stats(as_json: Json = False, server: Server = SERVER) -> None:
     async def _stats() -> dict[str, Any]:
         async with qmq.connect(server) as mq:
             found = await mq.delayed.stats()
-            return stats_facts(found, max([group.time for group in found.groups], default=datetime.now(UTC)))
+            return stats_facts(
+                found, max([group.time for group in found.groups], default=datetime.now(UTC))
+            )
 
     facts = run(_stats())
     emit(facts, stats_view(facts, console.width), as_json=as_json)

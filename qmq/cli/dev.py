@@ -14,7 +14,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from qmq.cli.arguments import port_option
 from qmq.cli.output import errors, fail, run
-from qmq.cli.roles import GuardFlags, ProcessFlags, RetryFlags, StorageFlags, Variable, set_up_logging, taking
+from qmq.cli.roles import (
+    GuardFlags,
+    ProcessFlags,
+    RetryFlags,
+    StorageFlags,
+    Variable,
+    set_up_logging,
+    taking,
+)
 from qmq.errors import InvalidArgument, QmqError
 
 if TYPE_CHECKING:
@@ -26,22 +34,55 @@ if TYPE_CHECKING:
 class DevPlace:
     """Options that only `qmq dev` has."""
 
-    data: Annotated[Path, typer.Option(help="The node's data folder; created if missing.")] = Path("qmq-data")
+    data: Annotated[Path, typer.Option(help="The node's data folder; created if missing.")] = Path(
+        "qmq-data"
+    )
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, port_option("The metaserver's port")] = 20880
     data_port: Annotated[int, port_option("The broker's data port")] = 20881
     control_port: Annotated[int, port_option("The broker's control port")] = 20882
-    advertise: Annotated[str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name advertised to clients; default: --host.")] = ""
-    create_subjects: Annotated[bool, Variable("QMQ_CREATE_SUBJECTS", "Create a subject at its first message.")] = True
-    delay: Annotated[bool, typer.Option("--delay/--no-delay", help="Run a delay group for delayed messages.")] = True
-    delay_data_port: Annotated[int, Variable("QMQ_DELAY_DATA_PORT", "The delay group's data port; 0: any free port.", at_least=0)] = 0
-    delay_control_port: Annotated[
-        int, Variable("QMQ_DELAY_CONTROL_PORT", "The delay group's control port; 0: any free port.", at_least=0)
+    advertise: Annotated[
+        str,
+        typer.Option(
+            envvar="QMQ_ADVERTISE", help="The host name advertised to clients; default: --host."
+        ),
+    ] = ""
+    create_subjects: Annotated[
+        bool, Variable("QMQ_CREATE_SUBJECTS", "Create a subject at its first message.")
+    ] = True
+    delay: Annotated[
+        bool, typer.Option("--delay/--no-delay", help="Run a delay group for delayed messages.")
+    ] = True
+    delay_data_port: Annotated[
+        int,
+        Variable(
+            "QMQ_DELAY_DATA_PORT", "The delay group's data port; 0: any free port.", at_least=0
+        ),
     ] = 0
-    gateway_port: Annotated[int | None, port_option("Serve Apache RocketMQ clients on this port, for example 8081; default: off")] = None
-    tick_ms: Annotated[int, Variable("QMQ_TICK_MS", "Due messages are delivered at multiples of this interval.")] = 500
-    console: Annotated[str, typer.Option(envvar="QMQ_CONSOLE", help="The web console: 'read', 'write' (allows changes) or 'off'.")] = "read"
-    console_port: Annotated[int, port_option("The console's port; another free port if it is taken", "QMQ_CONSOLE_PORT")] = 20888
+    delay_control_port: Annotated[
+        int,
+        Variable(
+            "QMQ_DELAY_CONTROL_PORT",
+            "The delay group's control port; 0: any free port.",
+            at_least=0,
+        ),
+    ] = 0
+    gateway_port: Annotated[
+        int | None,
+        port_option("Serve Apache RocketMQ clients on this port, for example 8081; default: off"),
+    ] = None
+    tick_ms: Annotated[
+        int, Variable("QMQ_TICK_MS", "Due messages are delivered at multiples of this interval.")
+    ] = 500
+    console: Annotated[
+        str,
+        typer.Option(
+            envvar="QMQ_CONSOLE", help="The web console: 'read', 'write' (allows changes) or 'off'."
+        ),
+    ] = "read"
+    console_port: Annotated[
+        int, port_option("The console's port; another free port if it is taken", "QMQ_CONSOLE_PORT")
+    ] = 20888
 
 
 @dataclass(frozen=True)
@@ -70,7 +111,9 @@ def dev(_: typer.Context, options: DevOptions) -> None:
         if options.console not in ("read", "write", "off"):
             raise InvalidArgument(f"--console must be read, write or off, not {options.console!r}")
         tls = options.tls()
-        require_guarded(options.host, options.insecure, tls=tls, metrics_host=options.open_metrics_host)
+        require_guarded(
+            options.host, options.insecure, tls=tls, metrics_host=options.open_metrics_host
+        )
         require_reachable(options.host, options.advertise)
         config = NodeConfig(
             options.data,
@@ -110,7 +153,9 @@ async def _serve(node: Node, options: DevOptions, *, has_console: bool) -> None:
     calm_collector()
     metrics = f", metrics at {node.metrics.address}" if node.metrics is not None else ""
     metrics += f", RocketMQ clients at {node.gateway.address}" if node.gateway is not None else ""
-    sys.stdout.write(f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data}{metrics})\n")
+    sys.stdout.write(
+        f"qmq is ready at {node.address} (data at {node.data_address}, folder {node.config.data}{metrics})\n"
+    )
     sys.stdout.flush()
     console = await _console(node, options) if has_console and options.console != "off" else None
     await stop.wait()
@@ -126,7 +171,9 @@ async def _console(node: Node, options: DevOptions) -> ConsoleServer | None:
         from qmq.console.config import ConsoleConfig
     except ImportError:
         return None
-    config = ConsoleConfig(node.address, port=options.console_port, is_writable=options.console == "write")
+    config = ConsoleConfig(
+        node.address, port=options.console_port, is_writable=options.console == "write"
+    )
     console = ConsoleServer(config)
     try:
         await console.start()
@@ -152,7 +199,11 @@ class _RecoveryBar:
         if total < 64 << 20:
             return
         if self._bar is None:
-            columns = (TextColumn("replaying {task.description}"), BarColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("replaying {task.description}"),
+                BarColumn(),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, console=errors, transient=True)
             self._bar.start()
         if what not in self._tasks:

@@ -15,7 +15,20 @@ import typer
 
 import qmq
 from qmq.cli.names import require_group
-from qmq.cli.output import SERVER, DryRun, Json, Server, ask, counting, errors, fail, run, say, show, time_text
+from qmq.cli.output import (
+    SERVER,
+    DryRun,
+    Json,
+    Server,
+    ask,
+    counting,
+    errors,
+    fail,
+    run,
+    say,
+    show,
+    time_text,
+)
 from qmq.cli.roles import taking
 from qmq.client.dead_letters import Choose, DeadLetter
 from qmq.client.metadata.cache import Partial
@@ -24,9 +37,16 @@ from qmq.operations import letters
 from qmq.operations.letters import LetterEdit, chosen_by
 from qmq.operations.text import Duration, counted, key_text
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete.")
+app = typer.Typer(
+    no_args_is_help=True, help="Dead letters and parked keys: list, show, replay, purge, delete."
+)
 
-Words = Annotated[list[str], typer.Argument(metavar="GROUP | SUBJECT GROUP KEY", help="A group, or a parked key of an ordered subject.")]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="GROUP | SUBJECT GROUP KEY", help="A group, or a parked key of an ordered subject."
+    ),
+]
 Most = Annotated[int, typer.Option("--limit", min=0, help="At most this many; 0: all.")]
 
 _QUEUES: Final = ("group", "broker group", "messages", "waiting", "newest", "oldest ago ms")
@@ -51,7 +71,10 @@ _WHOLE: Final = (
 @app.command("list")
 def list_letters(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[GROUP | SUBJECT GROUP]", help="A group, or a group of an ordered subject.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[GROUP | SUBJECT GROUP]", help="A group, or a group of an ordered subject."
+        ),
     ] = None,
     as_json: Json = False,
     server: Server = SERVER,
@@ -61,7 +84,13 @@ def list_letters(
     if len(given) == 2:
         subject, group = given
         keys = ask(server, lambda mq: letters.listed(mq, subject, group))
-        show(f"parked keys of group {group} on {subject}", letters.COLUMNS, keys, as_json=as_json, silent=keys.silent)
+        show(
+            f"parked keys of group {group} on {subject}",
+            letters.COLUMNS,
+            keys,
+            as_json=as_json,
+            silent=keys.silent,
+        )
         return
     if len(given) > 2:
         raise typer.BadParameter("give no argument, a GROUP, or SUBJECT GROUP")
@@ -75,7 +104,14 @@ async def _queues(server: str, group: str) -> Partial[tuple[Any, ...]]:
         if not found and not found.silent:
             await require_group(mq, group)
     rows = [
-        (each.group, each.broker_group, each.messages, each.waiting, time_text(each.newest_ms), Duration(each.oldest_ago_ms))
+        (
+            each.group,
+            each.broker_group,
+            each.messages,
+            each.waiting,
+            time_text(each.newest_ms),
+            Duration(each.oldest_ago_ms),
+        )
         for each in found
     ]
     return Partial(rows, found.silent)
@@ -91,12 +127,27 @@ class OutputFlags:
 class ChoiceFlags:
     """Which dead letters, or which parked key. A parked key is always taken as a whole."""
 
-    words: Annotated[list[str], typer.Argument(metavar="GROUP | SUBJECT GROUP KEY", help="A group, or a parked key of an ordered subject.")]
-    subject: Annotated[str, typer.Option("--subject", help="Only messages sent to this subject.")] = ""
-    ids: Annotated[list[str] | None, typer.Option("--id", help="Only this message; repeatable.")] = None
-    error: Annotated[str, typer.Option("--error", help="Only messages whose last error contains this text.")] = ""
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="GROUP | SUBJECT GROUP KEY",
+            help="A group, or a parked key of an ordered subject.",
+        ),
+    ]
+    subject: Annotated[
+        str, typer.Option("--subject", help="Only messages sent to this subject.")
+    ] = ""
+    ids: Annotated[
+        list[str] | None, typer.Option("--id", help="Only this message; repeatable.")
+    ] = None
+    error: Annotated[
+        str, typer.Option("--error", help="Only messages whose last error contains this text.")
+    ] = ""
     since: Annotated[
-        datetime | None, typer.Option("--since", help="Only messages that failed at or after this time (UTC without a zone).")
+        datetime | None,
+        typer.Option(
+            "--since", help="Only messages that failed at or after this time (UTC without a zone)."
+        ),
     ] = None
     most: Most = 0
 
@@ -116,10 +167,20 @@ class ShowOptions(OutputFlags, ChoiceFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class EditFlags:
-    rate: Annotated[float, typer.Option("--rate", min=0, help="At most this many per second; 0: no limit.")] = 0
-    sets: Annotated[list[str] | None, typer.Option("--set", help="Set a field of the JSON body, FIELD=VALUE; repeatable.")] = None
-    unsets: Annotated[list[str] | None, typer.Option("--unset", help="Remove a field from the JSON body; repeatable.")] = None
-    body: Annotated[str | None, typer.Option("--body", help="The body to send instead; with one --id.")] = None
+    rate: Annotated[
+        float, typer.Option("--rate", min=0, help="At most this many per second; 0: no limit.")
+    ] = 0
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Set a field of the JSON body, FIELD=VALUE; repeatable."),
+    ] = None
+    unsets: Annotated[
+        list[str] | None,
+        typer.Option("--unset", help="Remove a field from the JSON body; repeatable."),
+    ] = None
+    body: Annotated[
+        str | None, typer.Option("--body", help="The body to send instead; with one --id.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,16 +219,28 @@ def show_letters(_: typer.Context, options: ShowOptions) -> None:
 
     found = run(_show())
     if as_json or options.ids:
-        show(f"dead letters of group {words[0]}", _WHOLE, [whole_row(each) for each in found], as_json=as_json)
+        show(
+            f"dead letters of group {words[0]}",
+            _WHOLE,
+            [whole_row(each) for each in found],
+            as_json=as_json,
+        )
         return
-    show(f"dead letters of group {words[0]}", _LETTERS, [_row(each) for each in found], as_json=as_json)
+    show(
+        f"dead letters of group {words[0]}",
+        _LETTERS,
+        [_row(each) for each in found],
+        as_json=as_json,
+    )
 
 
 @app.command("replay")
 @taking(ReplayOptions)
 def replay(_: typer.Context, options: ReplayOptions) -> None:
     """Deliver dead letters to the group again, each once, with a new attempt count; or a parked key, in order, before newer messages."""
-    _check_whole(options.words, options.is_filtered or any((options.sets, options.unsets, options.body)))
+    _check_whole(
+        options.words, options.is_filtered or any((options.sets, options.unsets, options.body))
+    )
     if options.body is not None and len(options.ids or ()) != 1:
         raise typer.BadParameter("--body is for one message: name it with --id")
     try:
@@ -186,47 +259,72 @@ def purge(_: typer.Context, options: PurgeOptions) -> None:
     _give_back(options, None)
 
 
-def _give_back(options: PurgeOptions | ReplayOptions, edit: LetterEdit | None, rate: float = 0) -> None:
+def _give_back(
+    options: PurgeOptions | ReplayOptions, edit: LetterEdit | None, rate: float = 0
+) -> None:
     """Replay, with an edit, or purge, without one."""
     words, choose = options.words, options.choose()
     is_replay, is_key = edit is not None, _is_key(words)
     done = "replayed" if is_replay else "skipped" if is_key else "purged"
     title = f"would be {done}" if options.dry_run else done
     if is_key:
-        rows = ask(options.server, lambda mq: letters.unparked(mq, *words, is_replay=is_replay, dry_run=options.dry_run))
+        rows = ask(
+            options.server,
+            lambda mq: letters.unparked(mq, *words, is_replay=is_replay, dry_run=options.dry_run),
+        )
         show(title, ("key", "partition", "messages"), rows, as_json=options.as_json)
         return
     count = ask(options.server, lambda mq: _done(mq, options, choose, edit, rate))
     show(title, ("group", "messages"), [(words[0], count)], as_json=options.as_json)
 
 
-async def _done(mq: qmq.Client, options: PurgeOptions | ReplayOptions, choose: Choose, edit: LetterEdit | None, rate: float) -> int:
+async def _done(
+    mq: qmq.Client,
+    options: PurgeOptions | ReplayOptions,
+    choose: Choose,
+    edit: LetterEdit | None,
+    rate: float,
+) -> int:
     group, most, is_quiet = options.words[0], options.most, options.as_json
     letters = mq.dead_letters(group)
     if options.dry_run:
         found = await letters.show(most or 1_000_000, choose)
         edited = [edit.of(each) for each in found] if edit is not None else found
         if edited != found and not is_quiet:
-            errors.print(f"the first one would be sent as\n{_text(edited[0].body)}", markup=False, highlight=False)
+            errors.print(
+                f"the first one would be sent as\n{_text(edited[0].body)}",
+                markup=False,
+                highlight=False,
+            )
         return len(found)
     waiting = sum(each.waiting for each in await letters.describe())
     if not waiting:
         await require_group(mq, group)
-    with counting("purging" if edit is None else "replaying", min(most, waiting) if most else waiting, quiet=is_quiet) as completed:
+    with counting(
+        "purging" if edit is None else "replaying",
+        min(most, waiting) if most else waiting,
+        quiet=is_quiet,
+    ) as completed:
         if edit is not None:
-            return await letters.replay(choose, edit=edit.of, messages_max=most, progress=completed, per_second=rate)
+            return await letters.replay(
+                choose, edit=edit.of, messages_max=most, progress=completed, per_second=rate
+            )
         return await letters.purge(choose, messages_max=most, progress=completed)
 
 
 def _check_whole(words: list[str], is_filtered: bool) -> None:
     if _is_key(words) and is_filtered:
-        raise typer.BadParameter("a parked key is replayed or purged as a whole: leave out --subject, --id, --error, --since and --limit")
+        raise typer.BadParameter(
+            "a parked key is replayed or purged as a whole: leave out --subject, --id, --error, --since and --limit"
+        )
 
 
 def _is_key(words: list[str]) -> bool:
     """Whether the words name a parked key rather than a group. Raises BadParameter if they name neither."""
     if len(words) not in (1, 3):
-        raise typer.BadParameter("give a GROUP for its dead letters, or SUBJECT GROUP KEY for a parked key of an ordered subject")
+        raise typer.BadParameter(
+            "give a GROUP for its dead letters, or SUBJECT GROUP KEY for a parked key of an ordered subject"
+        )
     return len(words) == 3
 
 
@@ -282,4 +380,9 @@ def delete(
             return count
 
     count = run(_delete())
-    say(f"deleted the dead letters of group {group}: {counted(count, 'queue')}", ("group", "queues"), (group, count), as_json=as_json)
+    say(
+        f"deleted the dead letters of group {group}: {counted(count, 'queue')}",
+        ("group", "queues"),
+        (group, count),
+        as_json=as_json,
+    )

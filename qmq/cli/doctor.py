@@ -41,15 +41,34 @@ if TYPE_CHECKING:
 EXIT_WARNING: Final = 4
 EXIT_CRITICAL: Final = 5
 _INDENT: Final = " " * 10
-_STYLES: Final = {Severity.NOTICE: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
-_STATUS: Final = {None: 0, Severity.NOTICE: 0, Severity.WARNING: EXIT_WARNING, Severity.CRITICAL: EXIT_CRITICAL}
+_STYLES: Final = {
+    Severity.NOTICE: "cyan",
+    Severity.WARNING: "yellow",
+    Severity.CRITICAL: "bold red",
+}
+_STATUS: Final = {
+    None: 0,
+    Severity.NOTICE: 0,
+    Severity.WARNING: EXIT_WARNING,
+    Severity.CRITICAL: EXIT_CRITICAL,
+}
 
-Limit = Annotated[str, typer.Option(metavar="DURATION", help="Report a group whose oldest waiting message is older than this.")]
+Limit = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION", help="Report a group whose oldest waiting message is older than this."
+    ),
+]
 
 
 def doctor(
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0, help="Seconds between the two snapshots, which show what grows; 0: one snapshot.")
+        float,
+        typer.Option(
+            "--interval",
+            min=0,
+            help="Seconds between the two snapshots, which show what grows; 0: one snapshot.",
+        ),
     ] = 1.0,
     lag: Limit = "5m",
     lag_messages: Annotated[
@@ -100,7 +119,9 @@ async def _look(server: str, interval_s: float) -> tuple[ClusterSnapshot, Cluste
         return await read_snapshot(mq.metadata), first
 
 
-def report(snapshot: ClusterSnapshot, found: Iterable[Finding], limits: Thresholds) -> dict[str, Any]:
+def report(
+    snapshot: ClusterSnapshot, found: Iterable[Finding], limits: Thresholds
+) -> dict[str, Any]:
     """The output of --json."""
     found = tuple(found)
     severity = worst(found)
@@ -134,7 +155,11 @@ def paragraph(found: Finding, width: int | None) -> Iterator[Text]:
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:
-    return [text] if width is None else textwrap.wrap(text, max(width - len(_INDENT), 20), break_on_hyphens=False)
+    return (
+        [text]
+        if width is None
+        else textwrap.wrap(text, max(width - len(_INDENT), 20), break_on_hyphens=False)
+    )
 
 
 def summary(snapshot: ClusterSnapshot, found: Iterable[Finding]) -> str:
@@ -142,7 +167,9 @@ def summary(snapshot: ClusterSnapshot, found: Iterable[Finding]) -> str:
     found = tuple(found)
     counts = [(each, sum(one.severity is each for one in found)) for each in reversed(Severity)]
     words = ", ".join(
-        f"{count} {each.name.lower()}{'s' if count > 1 and each is not Severity.CRITICAL else ''}" for each, count in counts if count
+        f"{count} {each.name.lower()}{'s' if count > 1 and each is not Severity.CRITICAL else ''}"
+        for each, count in counts
+        if count
     )
     if not snapshot.is_reachable:
         return f"{words}: no metaserver answers"
@@ -157,7 +184,9 @@ def summary(snapshot: ClusterSnapshot, found: Iterable[Finding]) -> str:
     return f"{words or 'nothing unusual'} in {places}{partly}"
 
 
-health = typer.Typer(no_args_is_help=True, help="Check whether a server is ready: exit status 0 if it is.")
+health = typer.Typer(
+    no_args_is_help=True, help="Check whether a server is ready: exit status 0 if it is."
+)
 
 HEALTH_S: Final = 3.0
 PORT: Final = 20890
@@ -170,18 +199,32 @@ Key = Annotated[Path | None, tls_option("key")]
 
 
 @health.command("meta")
-def meta(address: Address = f"localhost:{PORT}", ca: Ca = None, cert: Cert = None, key: Key = None, as_json: Json = False) -> None:
+def meta(
+    address: Address = f"localhost:{PORT}",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
     """Check a metaserver or `qmq dev`. It is ready once it has listed the cluster, even if other servers are down later."""
     _tell(address, ca, cert, key, as_json)
 
 
 @health.command("broker")
-def broker(address: Address = f"localhost:{PORT}", ca: Ca = None, cert: Cert = None, key: Key = None, as_json: Json = False) -> None:
+def broker(
+    address: Address = f"localhost:{PORT}",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
     """Check a replica of a broker group or delay group. It is ready if it is the master or follows one."""
     _tell(address, ca, cert, key, as_json)
 
 
-def _tell(address: str, ca: Path | None, cert: Path | None, key: Path | None, as_json: bool) -> None:
+def _tell(
+    address: str, ca: Path | None, cert: Path | None, key: Path | None, as_json: bool
+) -> None:
     try:
         health = _asked(address, _tls(ca, cert, key))
     except QmqError as failure:
@@ -193,7 +236,9 @@ def _tls(ca: Path | None, cert: Path | None, key: Path | None) -> Tls | None:
     """Raises InvalidArgument."""
     if ca is None:
         if cert is not None or key is not None:
-            raise InvalidArgument("--tls-cert and --tls-key need --tls-ca: the authority of the servers' certificates")
+            raise InvalidArgument(
+                "--tls-cert and --tls-key need --tls-ca: the authority of the servers' certificates"
+            )
         return None
     from qmq.security.tls import Tls
 
@@ -204,14 +249,18 @@ def _asked(address: str, tls: Tls | None) -> str:
     """The server's answer. Raises NotConnected, TlsFailed, InvalidArgument."""
     place = parse(address, PORT)
     if place.path:
-        raise InvalidArgument(f"metrics and health are served over TCP: give the HOST:PORT of --metrics-port, not {address}")
+        raise InvalidArgument(
+            f"metrics and health are served over TCP: give the HOST:PORT of --metrics-port, not {address}"
+        )
     host = place.host.strip("[]")
     plain = http.client.HTTPConnection(host, place.port, timeout=HEALTH_S)
     if tls is None:
         return _answer(plain, address)
     from qmq.security.tls import Credentials, ended_unheard
 
-    encrypted = http.client.HTTPSConnection(host, place.port, timeout=HEALTH_S, context=Credentials(tls).client_context())
+    encrypted = http.client.HTTPSConnection(
+        host, place.port, timeout=HEALTH_S, context=Credentials(tls).client_context()
+    )
     if is_local(host):
         try:
             return _answer(plain, address)
@@ -244,7 +293,9 @@ def _answer(connection: http.client.HTTPConnection, address: str) -> str:
 
         raise tls_failed(address, cause) from cause
     except OSError as cause:
-        raise NotConnected(f"no answer from {address}: is the server running with --metrics-port? ({cause})") from cause
+        raise NotConnected(
+            f"no answer from {address}: is the server running with --metrics-port? ({cause})"
+        ) from cause
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:

@@ -34,23 +34,40 @@ class GatewayOptions(ProcessFlags):
     """Options of `qmq gateway`."""
 
     server: Annotated[
-        str, typer.Option(envvar="QMQ_SERVER", help="The metaservers' addresses, comma-separated; default: localhost:20880.")
+        str,
+        typer.Option(
+            envvar="QMQ_SERVER",
+            help="The metaservers' addresses, comma-separated; default: localhost:20880.",
+        ),
     ] = ""
     host: Host = "127.0.0.1"
     port: Annotated[int, port_option("The port for RocketMQ clients", "QMQ_PORT")] = 8081
     http_port: Annotated[
         int | None,
-        port_option("The port for HTTP and CloudEvents, with --processes the first of their ports; without it, none", "QMQ_HTTP_PORT"),
+        port_option(
+            "The port for HTTP and CloudEvents, with --processes the first of their ports; without it, none",
+            "QMQ_HTTP_PORT",
+        ),
     ] = None
     advertise: Annotated[
-        str, typer.Option(envvar="QMQ_ADVERTISE", help="HOST:PORT advertised to clients; default: the one they connected to.")
+        str,
+        typer.Option(
+            envvar="QMQ_ADVERTISE",
+            help="HOST:PORT advertised to clients; default: the one they connected to.",
+        ),
     ] = ""
-    create_topics: Annotated[bool, Variable("QMQ_CREATE_TOPICS", "Create a topic at its first message, if the metaserver allows it.")] = (
-        True
-    )
-    ordered_topics: Annotated[bool, Variable("QMQ_ORDERED_TOPICS", "Create topics as ordered subjects, which take all message types.")] = (
-        False
-    )
+    create_topics: Annotated[
+        bool,
+        Variable(
+            "QMQ_CREATE_TOPICS", "Create a topic at its first message, if the metaserver allows it."
+        ),
+    ] = True
+    ordered_topics: Annotated[
+        bool,
+        Variable(
+            "QMQ_ORDERED_TOPICS", "Create topics as ordered subjects, which take all message types."
+        ),
+    ] = False
     credentials: Annotated[
         Path | None,
         Variable(
@@ -59,12 +76,22 @@ class GatewayOptions(ProcessFlags):
         ),
     ] = None
     tls_cert: Annotated[
-        Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_CERT", help="PEM file: the certificate shown to RocketMQ clients; turns TLS on.")
+        Path | None,
+        typer.Option(
+            envvar="QMQ_GATEWAY_TLS_CERT",
+            help="PEM file: the certificate shown to RocketMQ clients; turns TLS on.",
+        ),
     ] = None
-    tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_GATEWAY_TLS_KEY", help="PEM file: that certificate's key.")] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(envvar="QMQ_GATEWAY_TLS_KEY", help="PEM file: that certificate's key."),
+    ] = None
     tls: Annotated[
         str,
-        Variable("QMQ_GATEWAY_TLS", "With a certificate: 'required', or 'optional' to serve clients without TLS at the same port, too."),
+        Variable(
+            "QMQ_GATEWAY_TLS",
+            "With a certificate: 'required', or 'optional' to serve clients without TLS at the same port, too.",
+        ),
     ] = "required"
     audit_log: Annotated[
         Path | None,
@@ -82,7 +109,12 @@ class GatewayOptions(ProcessFlags):
             help="Number of processes that share the port; one keeps about one core busy.",
         ),
     ] = 1
-    shared_port: Annotated[bool, Variable("QMQ_GATEWAY_SHARED_PORT", "Let other gateways of this machine listen at the same port.")] = False
+    shared_port: Annotated[
+        bool,
+        Variable(
+            "QMQ_GATEWAY_SHARED_PORT", "Let other gateways of this machine listen at the same port."
+        ),
+    ] = False
 
     def config(self) -> GatewayConfig:
         """The gateway's configuration."""
@@ -101,9 +133,13 @@ class GatewayOptions(ProcessFlags):
     def takes_plaintext(self) -> bool:
         """Whether a client may come without TLS to a port with TLS. Raises InvalidArgument."""
         if self.tls not in ("required", "optional"):
-            raise InvalidArgument(f"QMQ_GATEWAY_TLS must be 'required' or 'optional', not {self.tls!r}")
+            raise InvalidArgument(
+                f"QMQ_GATEWAY_TLS must be 'required' or 'optional', not {self.tls!r}"
+            )
         if self.tls == "optional" and self.tls_cert is None:
-            raise InvalidArgument("QMQ_GATEWAY_TLS=optional needs --tls-cert and --tls-key: without them the port serves plain text only")
+            raise InvalidArgument(
+                "QMQ_GATEWAY_TLS=optional needs --tls-cert and --tls-key: without them the port serves plain text only"
+            )
         return self.tls == "optional"
 
     def http_server(self) -> HttpServer | None:
@@ -114,8 +150,13 @@ class GatewayOptions(ProcessFlags):
         from qmq.integrations.http.site import HttpConfig, HttpServer
 
         is_open = self.credentials is None and not os.environ.get("QMQ_TLS_CERT")
-        config = HttpConfig(self.host, self.http_port, self.tls_cert, self.tls_key, allows_anonymous=is_open)
-        return HttpServer(config, lambda token: qmq.connect(self.server or None, token=lambda: token, state_dir=False))
+        config = HttpConfig(
+            self.host, self.http_port, self.tls_cert, self.tls_key, allows_anonymous=is_open
+        )
+        return HttpServer(
+            config,
+            lambda token: qmq.connect(self.server or None, token=lambda: token, state_dir=False),
+        )
 
     def network(self) -> Network:
         """The network of the RocketMQ port, with TLS if configured. Raises InvalidArgument for unusable files."""
@@ -124,7 +165,9 @@ class GatewayOptions(ProcessFlags):
 
         if self.tls_cert is None or self.tls_key is None:
             if self.tls_cert is not self.tls_key:
-                raise InvalidArgument("TLS needs --tls-cert and --tls-key together: docs/ROCKETMQ.md says how to make them")
+                raise InvalidArgument(
+                    "TLS needs --tls-cert and --tls-key together: docs/ROCKETMQ.md says how to make them"
+                )
             return ServerNetwork()
         return tls_of(self.tls_cert, self.tls_key)
 
@@ -133,8 +176,16 @@ class GatewayOptions(ProcessFlags):
         from qmq.node.process import require_guarded
 
         this_machine = "127.0.0.1"
-        is_closed = self.credentials is not None and self.tls_cert is not None and not self.takes_plaintext()
-        require_guarded(this_machine if is_closed else self.host, self.insecure, metrics_host=self.open_metrics_host)
+        is_closed = (
+            self.credentials is not None
+            and self.tls_cert is not None
+            and not self.takes_plaintext()
+        )
+        require_guarded(
+            this_machine if is_closed else self.host,
+            self.insecure,
+            metrics_host=self.open_metrics_host,
+        )
 
 
 @taking(GatewayOptions)
@@ -163,13 +214,23 @@ async def _serve_together(options: GatewayOptions) -> int:
     if not options.port:
         raise InvalidArgument("several processes share one port, so name it: --port 8081")
     if options.http_port == 0:
-        raise InvalidArgument("several processes serve HTTP at ports one after another, so name the first: --http-port 8089")
+        raise InvalidArgument(
+            "several processes serve HTTP at ports one after another, so name the first: --http-port 8089"
+        )
     commands = [
-        process_command("gateway", _one_of(options, number), _SHOWN, os.environ, verbose=options.verbose)
+        process_command(
+            "gateway", _one_of(options, number), _SHOWN, os.environ, verbose=options.verbose
+        )
         for number in range(options.processes)
     ]
     ready = f"qmq gateway: {options.processes} processes are ready at {joined(options.host, options.port)}"
-    supervisor = ShardSupervisor("the gateway", commands, lambda line: print(line, flush=True), part="process", ready_line=ready)
+    supervisor = ShardSupervisor(
+        "the gateway",
+        commands,
+        lambda line: print(line, flush=True),
+        part="process",
+        ready_line=ready,
+    )
     return await supervisor.run()
 
 
@@ -181,7 +242,13 @@ def _one_of(options: GatewayOptions, number: int) -> GatewayOptions:
     def port(given: int | None) -> int | None:
         return None if given is None else port_of("processes", number, given)
 
-    return replace(options, processes=1, shared_port=True, metrics_port=port(options.metrics_port), http_port=port(options.http_port))
+    return replace(
+        options,
+        processes=1,
+        shared_port=True,
+        metrics_port=port(options.metrics_port),
+        http_port=port(options.http_port),
+    )
 
 
 async def _serve(options: GatewayOptions) -> int:
@@ -195,12 +262,16 @@ async def _serve(options: GatewayOptions) -> int:
     def connect(token: str | None = None) -> qmq.Client:
         return qmq.connect(options.server or None, token=token, state_dir=False)
 
-    credentials = GatewayCredentials.load(options.credentials) if options.credentials is not None else None
+    credentials = (
+        GatewayCredentials.load(options.credentials) if options.credentials is not None else None
+    )
     async with AsyncExitStack() as ending:
         mq = connect()
         ending.push_async_callback(lambda: leave(mq.close()))
         network = options.network()
-        found = GatewayServer(mq, options.config(), network=network, credentials=credentials, connect=connect)
+        found = GatewayServer(
+            mq, options.config(), network=network, credentials=credentials, connect=connect
+        )
 
         http = options.http_server()
         metrics: MetricsServer | None = None
@@ -208,7 +279,13 @@ async def _serve(options: GatewayOptions) -> int:
         async def start() -> str:
             nonlocal metrics
             host = serving.metrics_host(options.host, options.metrics_host)
-            metrics = await serving.serve(host, options.metrics_port, [GatewaySource(found)], lambda: Readiness(True, "ok"), network)
+            metrics = await serving.serve(
+                host,
+                options.metrics_port,
+                [GatewaySource(found)],
+                lambda: Readiness(True, "ok"),
+                network,
+            )
             await found.start()
             if http is not None:
                 await http.start()

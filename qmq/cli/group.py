@@ -16,7 +16,19 @@ import typer
 import qmq
 from qmq.cli.arguments import delays_text, parse_delays
 from qmq.cli.names import ordered_subjects
-from qmq.cli.output import SERVER, Json, Server, ask, console, fail, run, say, show, tell_silent, time_text
+from qmq.cli.output import (
+    SERVER,
+    Json,
+    Server,
+    ask,
+    console,
+    fail,
+    run,
+    say,
+    show,
+    tell_silent,
+    time_text,
+)
 from qmq.cli.route import emit, group_view
 from qmq.client.metadata.cache import Partial
 from qmq.errors import InvalidArgument, OrderMismatch, UnknownGroup
@@ -27,7 +39,9 @@ from qmq.text import whole_number
 if TYPE_CHECKING:
     from qmq.proto.v1 import meta_pb2 as pb
 
-Subject = Annotated[str, typer.Argument(help="The subject; '*' (quoted) for the group on all subjects.")]
+Subject = Annotated[
+    str, typer.Argument(help="The subject; '*' (quoted) for the group on all subjects.")
+]
 Group = Annotated[str, typer.Argument(help="The consumer group.")]
 
 _SETTING_COLUMNS: Final = ("setting", "value", "from")
@@ -36,9 +50,16 @@ _SETTING_COLUMNS: Final = ("setting", "value", "from")
 def set_settings(
     subject: Subject,
     group: Group,
-    attempts_max: Annotated[int | None, typer.Option(help="Attempts before a message goes to the dead-letter queue; 0: no limit.")] = None,
-    retry_delays: Annotated[str | None, typer.Option(help="Delay before each retry: 1s,5s,1m; the last one repeats.")] = None,
-    default: Annotated[bool, typer.Option("--default", help="Remove all settings made here.")] = False,
+    attempts_max: Annotated[
+        int | None,
+        typer.Option(help="Attempts before a message goes to the dead-letter queue; 0: no limit."),
+    ] = None,
+    retry_delays: Annotated[
+        str | None, typer.Option(help="Delay before each retry: 1s,5s,1m; the last one repeats.")
+    ] = None,
+    default: Annotated[
+        bool, typer.Option("--default", help="Remove all settings made here.")
+    ] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -51,15 +72,21 @@ def set_settings(
         async with qmq.connect(server) as mq:
             if default:
                 return await mq.metadata.clear_group_settings(subject, group)
-            return await mq.metadata.set_group_settings(subject, group, attempts_max=attempts_max, retry_delays_ms=delays)
+            return await mq.metadata.set_group_settings(
+                subject, group, attempts_max=attempts_max, retry_delays_ms=delays
+            )
 
     _show(subject, group, run(_set()), as_json)
 
 
-def show_settings(subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER) -> None:
+def show_settings(
+    subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER
+) -> None:
     """Show how a group retries messages, and where each setting comes from: the subject, all subjects ('*'), or the brokers' options."""
 
-    _show(subject, group, ask(server, lambda mq: mq.metadata.group_settings(subject, group)), as_json)
+    _show(
+        subject, group, ask(server, lambda mq: mq.metadata.group_settings(subject, group)), as_json
+    )
 
 
 def _show(subject: str, group: str, found: pb.DescribeGroupSettingsResponse, as_json: bool) -> None:
@@ -74,19 +101,38 @@ def _show(subject: str, group: str, found: pb.DescribeGroupSettingsResponse, as_
         values = (found.attempts_max, delays, found.attempts_from, found.delays_from)
         show("", names, [values], as_json=True)
         return
-    show(f"group {group} on {where}", _SETTING_COLUMNS, [(name, str(value), source) for name, value, source in rows], as_json=False)
+    show(
+        f"group {group} on {where}",
+        _SETTING_COLUMNS,
+        [(name, str(value), source) for name, value, source in rows],
+        as_json=False,
+    )
 
 
-app = typer.Typer(no_args_is_help=True, help="Consumer groups: list, show, reset, delete, set, settings.")
+app = typer.Typer(
+    no_args_is_help=True, help="Consumer groups: list, show, reset, delete, set, settings."
+)
 app.command("set")(set_settings)
 app.command("settings")(show_settings)
 
-_COLUMNS = ("subject", "partition", "broker group", "group", "consumers", "lag", "lag ms", "version", "is paused")
+_COLUMNS = (
+    "subject",
+    "partition",
+    "broker group",
+    "group",
+    "consumers",
+    "lag",
+    "lag ms",
+    "version",
+    "is paused",
+)
 
 
 @app.command("list")
 def list_groups(
-    subject: Annotated[str, typer.Argument(help="Only groups of this subject.")] = "", as_json: Json = False, server: Server = SERVER
+    subject: Annotated[str, typer.Argument(help="Only groups of this subject.")] = "",
+    as_json: Json = False,
+    server: Server = SERVER,
 ) -> None:
     """List groups and their lag; for an ordered subject, also the route version that each group reads."""
     found = run(_rows(server, subject))
@@ -100,11 +146,17 @@ async def _rows(server: str, subject: str) -> Partial[tuple[Any, ...]]:
         rows: Partial[tuple[Any, ...]] = Partial()
         if subject not in ordered:
             known = await mq.metadata.describe_groups(subject)
-            rows = Partial([_row(each) for each in known if each.subject not in ordered], known.silent)
+            rows = Partial(
+                [_row(each) for each in known if each.subject not in ordered], known.silent
+            )
         for name in ordered:
             found = await described(mq, name)
             rows.silent = _silent(found) | rows.silent
-            rows += [_ordered_row(name, group, each) for group in found["groups"] for each in group["partitions"]]
+            rows += [
+                _ordered_row(name, group, each)
+                for group in found["groups"]
+                for each in group["partitions"]
+            ]
         return rows
 
 
@@ -206,8 +258,15 @@ async def _lag(server: str, subject: str, group: str) -> Partial[Any] | dict[str
         found = await described(mq, subject)
     for each in found["groups"]:
         if each["group"] == group:
-            return {**each, "subject": subject, "latest_version": found["latest_version"], "silent_groups": found["silent_groups"]}
-    raise UnknownGroup(f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` shows its groups")
+            return {
+                **each,
+                "subject": subject,
+                "latest_version": found["latest_version"],
+                "silent_groups": found["silent_groups"],
+            }
+    raise UnknownGroup(
+        f"group {group!r} has never consumed {subject!r}: `qmq group list {subject}` shows its groups"
+    )
 
 
 def _consumers(group: Any, as_json: bool) -> Any:
@@ -222,14 +281,22 @@ def _consumers(group: Any, as_json: bool) -> Any:
             }
             for each in group.consumers
         ]
-    return ", ".join(f"{each.name} ({each.unacked:,}{', paused' if each.is_paused else ''})" for each in group.consumers)
+    return ", ".join(
+        f"{each.name} ({each.unacked:,}{', paused' if each.is_paused else ''})"
+        for each in group.consumers
+    )
 
 
 @app.command("reset")
 def reset(
     subject: Annotated[str, typer.Argument(help="The subject.")],
     group: Annotated[str, typer.Argument(help="The group.")],
-    to: Annotated[str, typer.Option("--to", help="earliest, latest, a TIME (2026-11-21T09:30:00+01:00) or a SEQUENCE.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="earliest, latest, a TIME (2026-11-21T09:30:00+01:00) or a SEQUENCE."
+        ),
+    ],
     broker_group: Annotated[
         str | None,
         typer.Option(
@@ -245,11 +312,23 @@ def reset(
         target = parse_target(to)
         async with qmq.connect(server) as mq:
             if broker_group is not None and await ordered_subjects(mq, subject):
-                raise InvalidArgument(f"{subject!r} is ordered: its groups can only be reset as a whole, so leave out the broker group")
-            return await mq.metadata.reset_group(subject, group, **target, broker_group=broker_group)
+                raise InvalidArgument(
+                    f"{subject!r} is ordered: its groups can only be reset as a whole, so leave out the broker group"
+                )
+            return await mq.metadata.reset_group(
+                subject, group, **target, broker_group=broker_group
+            )
 
-    rows = [(each.partition, each.broker_group, each.from_sequence, each.to_sequence) for each in run(_reset())]
-    show(f"group {group} on {subject}", ("partition", "broker group", "from", "to"), rows, as_json=as_json)
+    rows = [
+        (each.partition, each.broker_group, each.from_sequence, each.to_sequence)
+        for each in run(_reset())
+    ]
+    show(
+        f"group {group} on {subject}",
+        ("partition", "broker group", "from", "to"),
+        rows,
+        as_json=as_json,
+    )
 
 
 @app.command("delete")
@@ -261,7 +340,11 @@ def delete(
     server: Server = SERVER,
 ) -> None:
     """Delete a group's progress and parked keys. Its dead letters stay. A later group of the same name starts as a new group."""
-    if not yes and typer.prompt(f"type {group} to delete it{_lost(server, subject, group)}", err=True) != group:
+    if (
+        not yes
+        and typer.prompt(f"type {group} to delete it{_lost(server, subject, group)}", err=True)
+        != group
+    ):
         fail(InvalidArgument("that is not the group's name: nothing was deleted"))
 
     count = ask(server, lambda mq: mq.metadata.delete_group(subject, group))
@@ -293,18 +376,25 @@ def parse_target(to: str) -> dict[str, Any]:
     try:
         time = datetime.fromisoformat(to)
     except ValueError:
-        raise InvalidArgument(f"--to takes earliest, latest, a time or a sequence, not {to!r}") from None
+        raise InvalidArgument(
+            f"--to takes earliest, latest, a time or a sequence, not {to!r}"
+        ) from None
     if time.tzinfo is None:
         raise InvalidArgument(f"the time {to!r} needs a time zone: write {to}Z or {to}+01:00")
     return {"time_ms": int(time.timestamp() * 1000)}
 
 
-pausing = typer.Typer(no_args_is_help=True, help="Pause a group, a consumer or a client; list who is paused.")
+pausing = typer.Typer(
+    no_args_is_help=True, help="Pause a group, a consumer or a client; list who is paused."
+)
 resuming = typer.Typer(no_args_is_help=True, help="Resume a paused group, consumer or client.")
 
 Name = Annotated[str, typer.Argument(help="The consumer's name, as shown by `qmq group show`.")]
 ClientName = Annotated[
-    str, typer.Argument(help="The client's name: qmq.connect(..., name=...), by default HOST-PID; shown by `qmq group show`.")
+    str,
+    typer.Argument(
+        help="The client's name: qmq.connect(..., name=...), by default HOST-PID; shown by `qmq group show`."
+    ),
 ]
 Reason = Annotated[str, typer.Option("--reason", help="The reason, shown by `qmq pause list`.")]
 
@@ -313,22 +403,55 @@ _STATES: Final = ("running", "paused")
 
 
 @pausing.command("group")
-def pause_group(subject: Subject, group: Group, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
+def pause_group(
+    subject: Subject,
+    group: Group,
+    reason: Reason = "",
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
     """Stop delivery to all consumers of a group, on a subject or on all. Consumers that join later are paused, too."""
-    _tell(("group", subject, group, ""), True, lambda mq: mq.metadata.pause_group(subject, group, reason=reason), server, as_json)
+    _tell(
+        ("group", subject, group, ""),
+        True,
+        lambda mq: mq.metadata.pause_group(subject, group, reason=reason),
+        server,
+        as_json,
+    )
 
 
 @pausing.command("consumer")
-def pause_consumer(subject: Subject, group: Group, name: Name, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
+def pause_consumer(
+    subject: Subject,
+    group: Group,
+    name: Name,
+    reason: Reason = "",
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
     """Stop delivery to one consumer of a group. The other consumers get its share."""
     whom = ("consumer", subject, group, name)
-    _tell(whom, True, lambda mq: mq.metadata.pause_consumer(subject, group, name, reason=reason), server, as_json)
+    _tell(
+        whom,
+        True,
+        lambda mq: mq.metadata.pause_consumer(subject, group, name, reason=reason),
+        server,
+        as_json,
+    )
 
 
 @pausing.command("client")
-def pause_client(name: ClientName, reason: Reason = "", as_json: Json = False, server: Server = SERVER) -> None:
+def pause_client(
+    name: ClientName, reason: Reason = "", as_json: Json = False, server: Server = SERVER
+) -> None:
     """Stop delivery to all consumers of a client, on all subjects. The client can still send."""
-    _tell(("client", "", "", name), True, lambda mq: mq.metadata.pause_client(name, reason=reason), server, as_json)
+    _tell(
+        ("client", "", "", name),
+        True,
+        lambda mq: mq.metadata.pause_client(name, reason=reason),
+        server,
+        as_json,
+    )
 
 
 @pausing.command("list")
@@ -338,33 +461,68 @@ def list_pauses(as_json: Json = False, server: Server = SERVER) -> None:
     async def _list() -> list[tuple[str, ...]]:
         async with qmq.connect(server) as mq:
             found = await mq.metadata.pauses()
-        return [(each.kind, each.subject, each.group, each.name, time_text(each.since_ms), each.reason) for each in found]
+        return [
+            (each.kind, each.subject, each.group, each.name, time_text(each.since_ms), each.reason)
+            for each in found
+        ]
 
-    show("paused", ("kind", "subject", "group", "name", "since", "reason"), run(_list()), as_json=as_json)
+    show(
+        "paused",
+        ("kind", "subject", "group", "name", "since", "reason"),
+        run(_list()),
+        as_json=as_json,
+    )
 
 
 @resuming.command("group")
-def resume_group(subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER) -> None:
+def resume_group(
+    subject: Subject, group: Group, as_json: Json = False, server: Server = SERVER
+) -> None:
     """Resume a group. Give the same subject as for the pause, or '*' for all."""
-    _tell(("group", subject, group, ""), False, lambda mq: mq.metadata.resume_group(subject, group), server, as_json)
+    _tell(
+        ("group", subject, group, ""),
+        False,
+        lambda mq: mq.metadata.resume_group(subject, group),
+        server,
+        as_json,
+    )
 
 
 @resuming.command("consumer")
-def resume_consumer(subject: Subject, group: Group, name: Name, as_json: Json = False, server: Server = SERVER) -> None:
+def resume_consumer(
+    subject: Subject, group: Group, name: Name, as_json: Json = False, server: Server = SERVER
+) -> None:
     """Resume one consumer."""
-    _tell(("consumer", subject, group, name), False, lambda mq: mq.metadata.resume_consumer(subject, group, name), server, as_json)
+    _tell(
+        ("consumer", subject, group, name),
+        False,
+        lambda mq: mq.metadata.resume_consumer(subject, group, name),
+        server,
+        as_json,
+    )
 
 
 @resuming.command("client")
 def resume_client(name: ClientName, as_json: Json = False, server: Server = SERVER) -> None:
     """Resume a client."""
-    _tell(("client", "", "", name), False, lambda mq: mq.metadata.resume_client(name), server, as_json)
+    _tell(
+        ("client", "", "", name), False, lambda mq: mq.metadata.resume_client(name), server, as_json
+    )
 
 
 def _tell(
-    whom: tuple[str, str, str, str], is_paused: bool, change: Callable[[qmq.Client], Awaitable[bool]], server: str, as_json: bool
+    whom: tuple[str, str, str, str],
+    is_paused: bool,
+    change: Callable[[qmq.Client], Awaitable[bool]],
+    server: str,
+    as_json: bool,
 ) -> None:
     """Make the change, and print the state before and after."""
 
     was_paused = is_paused != ask(server, change)
-    show("paused" if is_paused else "resumed", _PAUSE_COLUMNS, [(*whom, _STATES[was_paused], _STATES[is_paused])], as_json=as_json)
+    show(
+        "paused" if is_paused else "resumed",
+        _PAUSE_COLUMNS,
+        [(*whom, _STATES[was_paused], _STATES[is_paused])],
+        as_json=as_json,
+    )

@@ -15,7 +15,9 @@ app = typer.Typer(no_args_is_help=True, help="Log files: dump a segment.")
 
 @app.command("dump")
 def dump(
-    segment: Annotated[Path, typer.Argument(help="A segment file of a message log or an action log.")],
+    segment: Annotated[
+        Path, typer.Argument(help="A segment file of a message log or an action log.")
+    ],
     columns: Annotated[bool, typer.Option(help="Show each message of each batch.")] = False,
     limit: Annotated[int, typer.Option(help="Stop after this many entries; 0: no limit.")] = 0,
     as_json: Json = False,
@@ -24,13 +26,29 @@ def dump(
     from qmq.log.segment_dump import Line, dump_segment
 
     if not segment.is_file():
-        fail(InvalidArgument(f"{segment} is not a file: segments are in DATA/broker/message and DATA/broker/action"))
+        fail(
+            InvalidArgument(
+                f"{segment} is not a file: segments are in DATA/broker/message and DATA/broker/action"
+            )
+        )
     lines: list[Line] = []
     for line in dump_segment(segment, with_messages=columns):
         lines.append(line)
         if limit and len(lines) >= limit:
             break
-    names = ("position", "kind", "bytes", "subject", "first", "count", "epoch", "index", "stored", "columns", "checksums")
+    names = (
+        "position",
+        "kind",
+        "bytes",
+        "subject",
+        "first",
+        "count",
+        "epoch",
+        "index",
+        "stored",
+        "columns",
+        "checksums",
+    )
     rows: list[tuple[Any, ...]] = [
         (
             each.position,
@@ -57,4 +75,9 @@ def dump(
 def _show_messages(lines: list[Any], as_json: bool) -> None:
     rows = [row for line in lines for row in line.messages]
     if rows:
-        show("messages", ("sequence", "id", "created", "key", "tags", "body bytes", "body"), rows, as_json=as_json)
+        show(
+            "messages",
+            ("sequence", "id", "created", "key", "tags", "body bytes", "body"),
+            rows,
+            as_json=as_json,
+        )

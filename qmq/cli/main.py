@@ -16,5 +16,7 @@ def main() -> None:
     try:
         from qmq.cli.app import app
     except ImportError as cause:
-        sys.exit(f"the qmq command needs another package ({cause.name} is missing): pip install 'qmq[cli,server]'")
+        sys.exit(
+            f"the qmq command needs another package ({cause.name} is missing): pip install 'qmq[cli,server]'"
+        )
     app()

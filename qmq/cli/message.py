@@ -16,13 +16,26 @@ import qmq
 from qmq.cli.arguments import Words, subject_and_id
 from qmq.cli.delay import message_facts as delayed_facts
 from qmq.cli.output import SERVER, Json, Server, View, ask, console, run, show, time_text
-from qmq.operations.messages import TIMELINE, event_line, inquire, message_facts, places_of, timeline
+from qmq.operations.messages import (
+    TIMELINE,
+    event_line,
+    inquire,
+    message_facts,
+    places_of,
+    timeline,
+)
 from qmq.operations.messages import why as told
 from qmq.text import parse_json
 
 app = typer.Typer(no_args_is_help=True, help="Find, show or trace a message by its id.")
 
-Body = Annotated[str, typer.Option("--body", help="How to print the body: auto (JSON or text if possible, else hex), text, json, hex.")]
+Body = Annotated[
+    str,
+    typer.Option(
+        "--body",
+        help="How to print the body: auto (JSON or text if possible, else hex), text, json, hex.",
+    ),
+]
 OneGroup = Annotated[str, typer.Option("--group", help="Only events of this consumer group.")]
 
 
@@ -36,7 +49,17 @@ def find(
     """Show a stored message in one line."""
 
     found = ask(server, lambda mq: mq.metadata.find_message(subject, message_id))
-    columns = ("subject", "partition", "broker group", "sequence", "key", "tags", "created", "stored", "body")
+    columns = (
+        "subject",
+        "partition",
+        "broker group",
+        "sequence",
+        "key",
+        "tags",
+        "created",
+        "stored",
+        "body",
+    )
     row = (
         found.subject,
         found.partition,
@@ -52,7 +75,9 @@ def find(
 
 
 @app.command("show")
-def show_message(words: Words, body: Body = "auto", as_json: Json = False, server: Server = SERVER) -> None:
+def show_message(
+    words: Words, body: Body = "auto", as_json: Json = False, server: Server = SERVER
+) -> None:
     """Show a message with headers and body, at every place where it is stored. Without a subject, all subjects are searched."""
     subject, message_id = subject_and_id(words)
     if body not in ("auto", "text", "json", "hex"):
@@ -103,7 +128,9 @@ def _body_text(facts: dict[str, Any], form: str) -> str:
 
 
 @app.command("trace")
-def trace(words: Words, group: OneGroup = "", as_json: Json = False, server: Server = SERVER) -> None:
+def trace(
+    words: Words, group: OneGroup = "", as_json: Json = False, server: Server = SERVER
+) -> None:
     """Show the history of a message with times: created, stored, delivered, failed, acknowledged, moved."""
     subject, message_id = subject_and_id(words)
 
@@ -113,7 +140,9 @@ def trace(words: Words, group: OneGroup = "", as_json: Json = False, server: Ser
         show(f"message {inquiry.message_id}", TIMELINE, events, as_json=as_json)
     else:
         for event in events:
-            for line in wrap(event_line(*event), console.width, subsequent_indent=" " * (len(str(event[0])) + 2)):
+            for line in wrap(
+                event_line(*event), console.width, subsequent_indent=" " * (len(str(event[0])) + 2)
+            ):
                 console.print(line, markup=False, highlight=False)
     since_ms = max([each.known_since_ms for each in inquiry.followed], default=0)
     if since_ms and not as_json:
@@ -127,9 +156,13 @@ def why(words: Words, group: WhyGroup = "", as_json: Json = False, server: Serve
     """Explain where a message is and what it waits for. Give the subject before the id to search faster."""
     subject, message_id = subject_and_id(words)
 
-    paragraphs = told(ask(server, lambda mq: inquire(mq, message_id, subject, group)), time.time_ns() // 1_000_000)
+    paragraphs = told(
+        ask(server, lambda mq: inquire(mq, message_id, subject, group)), time.time_ns() // 1_000_000
+    )
     if as_json:
         sys.stdout.write(json.dumps(paragraphs) + "\n")
         return
     for each in paragraphs:
-        console.print(each["text"], markup=False, highlight=False, soft_wrap=not console.is_terminal)
+        console.print(
+            each["text"], markup=False, highlight=False, soft_wrap=not console.is_terminal
+        )

@@ -9,7 +9,15 @@ import typer
 
 from qmq.cli.arguments import port_option
 from qmq.cli.output import fail, run
-from qmq.cli.roles import EtcdFlags, GuardFlags, Host, ProcessFlags, Variable, set_up_logging, taking
+from qmq.cli.roles import (
+    EtcdFlags,
+    GuardFlags,
+    Host,
+    ProcessFlags,
+    Variable,
+    set_up_logging,
+    taking,
+)
 from qmq.errors import QmqError
 
 if TYPE_CHECKING:
@@ -28,13 +36,24 @@ class MetaPlace:
 
     host: Host = "127.0.0.1"
     port: Annotated[int, port_option("The port", "QMQ_PORT")] = 20880
-    create_subjects: Annotated[bool, Variable("QMQ_CREATE_SUBJECTS", "Create a subject at its first message.")] = True
+    create_subjects: Annotated[
+        bool, Variable("QMQ_CREATE_SUBJECTS", "Create a subject at its first message.")
+    ] = True
     groups_per_subject: Annotated[
-        int, Variable("QMQ_GROUPS_PER_SUBJECT", "How many broker groups a new subject is placed on.", at_least=1)
+        int,
+        Variable(
+            "QMQ_GROUPS_PER_SUBJECT",
+            "How many broker groups a new subject is placed on.",
+            at_least=1,
+        ),
     ] = 2
-    evacuate: Annotated[bool, Variable("QMQ_EVACUATE", "Move ordered partitions away from broker groups that have lost their master.")] = (
-        True
-    )
+    evacuate: Annotated[
+        bool,
+        Variable(
+            "QMQ_EVACUATE",
+            "Move ordered partitions away from broker groups that have lost their master.",
+        ),
+    ] = True
 
 
 @dataclass(frozen=True)
@@ -54,16 +73,37 @@ def meta(_: typer.Context, options: MetaOptions) -> None:
     try:
         set_up_logging(options.verbose, options.audit_log)
         access, etcd, tls = options.access(), options.etcd_options(), options.tls()
-        require_guarded(options.host, options.insecure, etcd, tls, metrics_host=options.open_metrics_host)
-        config = MetaConfig(
-            options.host, options.port, options.create_subjects, options.groups_per_subject, options.evacuate, access=access
+        require_guarded(
+            options.host, options.insecure, etcd, tls, metrics_host=options.open_metrics_host
         )
-        run(_serve(etcd, config, options.metrics_port, options.metrics_host, environment_with(tls).network))
+        config = MetaConfig(
+            options.host,
+            options.port,
+            options.create_subjects,
+            options.groups_per_subject,
+            options.evacuate,
+            access=access,
+        )
+        run(
+            _serve(
+                etcd,
+                config,
+                options.metrics_port,
+                options.metrics_host,
+                environment_with(tls).network,
+            )
+        )
     except (OSError, QmqError) as failure:
         fail(failure)
 
 
-async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | None, metrics_host: str, network: Network) -> None:
+async def _serve(
+    options: EtcdOptions,
+    config: MetaConfig,
+    metrics_port: int | None,
+    metrics_host: str,
+    network: Network,
+) -> None:
     from qmq_coordination.view import ClusterView
 
     from qmq.meta.access import follow_access, server_network
@@ -80,10 +120,14 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     etcd = options.open(total_s=ETCD_S)
     store = CountedStore(etcd)
     view = ClusterView(store)
-    audit = audit_subject_of(config.access, store, view, server_network(network, view), f"meta/{config.port}")
+    audit = audit_subject_of(
+        config.access, store, view, server_network(network, view), f"meta/{config.port}"
+    )
     access = follow_access(view, config.access, AuditLog(sink=audit))
     process = process_status(config.host, options, network.credentials)
-    server = MetaServer(store, view, config, network=network, access=access, process=process, members=etcd.members)
+    server = MetaServer(
+        store, view, config, network=network, access=access, process=process, members=etcd.members
+    )
     sources = (
         MetaSource(server, view),
         CoordinationSource(store, view),
@@ -97,7 +141,11 @@ async def _serve(options: EtcdOptions, config: MetaConfig, metrics_port: int | N
     async def start() -> str:
         nonlocal metrics, is_serving
         metrics = await serving.serve(
-            serving.metrics_host(config.host, metrics_host), metrics_port, sources, lambda: of_meta(is_serving), network
+            serving.metrics_host(config.host, metrics_host),
+            metrics_port,
+            sources,
+            lambda: of_meta(is_serving),
+            network,
         )  # Also while etcd is unreachable.
         await view.start()
         await server.start()

@@ -24,11 +24,19 @@ log = logging.getLogger("qmq.mirror")
 
 COLUMNS: Final = ("subject", "lag", "copied to", "groups moved")
 
-SourceName = Annotated[str, typer.Option("--source-name", help="The source cluster's name, the same in all mirrors.")]
-TargetName = Annotated[str, typer.Option("--target-name", help="The target cluster's name, the same in all mirrors.")]
+SourceName = Annotated[
+    str, typer.Option("--source-name", help="The source cluster's name, the same in all mirrors.")
+]
+TargetName = Annotated[
+    str, typer.Option("--target-name", help="The target cluster's name, the same in all mirrors.")
+]
 State = Annotated[
     Path | None,
-    typer.Option("--state", envvar="QMQ_MIRROR_STATE", help="Folder that records the progress; default: in the user's state folder."),
+    typer.Option(
+        "--state",
+        envvar="QMQ_MIRROR_STATE",
+        help="Folder that records the progress; default: in the user's state folder.",
+    ),
 ]
 
 
@@ -39,18 +47,37 @@ class MirrorOptions(ProcessFlags):
     source_name: SourceName = ""
     target_name: TargetName = ""
     subject: Annotated[
-        list[str] | None, typer.Option("--subject", help="Regular expression for whole names of subjects; repeatable; default: all.")
+        list[str] | None,
+        typer.Option(
+            "--subject",
+            help="Regular expression for whole names of subjects; repeatable; default: all.",
+        ),
     ] = None
-    to_context: Annotated[str, typer.Option("--to-context", help="The target cluster's context: see `qmq context list`.")] = ""
+    to_context: Annotated[
+        str,
+        typer.Option("--to-context", help="The target cluster's context: see `qmq context list`."),
+    ] = ""
     to_server: Annotated[
-        str, typer.Option("--to-server", help="The target cluster's metaservers; TLS and token are the same as for the source.")
+        str,
+        typer.Option(
+            "--to-server",
+            help="The target cluster's metaservers; TLS and token are the same as for the source.",
+        ),
     ] = ""
     groups: Annotated[
-        bool, typer.Option("--groups/--no-groups", help="Move groups of the target that have no consumers to the progress of the source's.")
+        bool,
+        typer.Option(
+            "--groups/--no-groups",
+            help="Move groups of the target that have no consumers to the progress of the source's.",
+        ),
     ] = True
     state: State = None
-    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two passes.")] = 1.0
-    once: Annotated[bool, typer.Option("--once", help="Exit when everything that is there is copied.")] = False
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between two passes.")
+    ] = 1.0
+    once: Annotated[
+        bool, typer.Option("--once", help="Exit when everything that is there is copied.")
+    ] = False
     server: Server = SERVER
 
 
@@ -72,7 +99,9 @@ def run_mirror(_: typer.Context, options: MirrorOptions) -> None:
         folder = options.state or default_folder(options.source_name, options.target_name)
         there = target_of(options.server, options.to_context, options.to_server)
         if there.server == options.server:
-            raise InvalidArgument("source and target are the same cluster: give --to-context or --to-server")
+            raise InvalidArgument(
+                "source and target are the same cluster: give --to-context or --to-server"
+            )
     except (OSError, QmqError) as failure:
         fail(failure)
     run(_run(options, there, folder))
@@ -86,16 +115,24 @@ async def _run(options: MirrorOptions, there: Any, folder: Path) -> None:
     from qmq.node.process import until_signal
     from qmq.rpc.network import NETWORK
 
-    async with qmq.connect(options.server, create_subjects=False, state_dir=False) as source, connected(there) as target:
+    async with (
+        qmq.connect(options.server, create_subjects=False, state_dir=False) as source,
+        connected(there) as target,
+    ):
         names = (options.source_name, options.target_name)
-        found = ClusterMirror(source, target, *names, options.subject or [".*"], folder, moves_groups=options.groups)
+        found = ClusterMirror(
+            source, target, *names, options.subject or [".*"], folder, moves_groups=options.groups
+        )
         try:
             if options.once:
                 while (left := await found.pass_once()) and not found.failed:
                     log.info("%d messages are left", left)
                     await asyncio.sleep(options.interval_s)
                 if found.failed:
-                    raise QmqError("not everything is copied: " + "; ".join(f"{name}: {why}" for name, why in found.failed.items()))
+                    raise QmqError(
+                        "not everything is copied: "
+                        + "; ".join(f"{name}: {why}" for name, why in found.failed.items())
+                    )
                 return
             metrics = None
             passing: asyncio.Task[None] | None = None
@@ -104,7 +141,9 @@ async def _run(options: MirrorOptions, there: Any, folder: Path) -> None:
                 nonlocal metrics, passing
                 host = serving.metrics_host("127.0.0.1", options.metrics_host)
                 sources = [MirrorMetrics(found.states)]
-                metrics = await serving.serve(host, options.metrics_port, sources, lambda: Readiness(True, "ok"), NETWORK)
+                metrics = await serving.serve(
+                    host, options.metrics_port, sources, lambda: Readiness(True, "ok"), NETWORK
+                )
                 passing = asyncio.create_task(_pass_for_ever(found, options.interval_s))
                 shown = "" if metrics is None else f" (metrics at {metrics.address})"
                 return f"qmq mirror is ready: {options.source_name} to {options.target_name}{shown}"
@@ -132,7 +171,11 @@ async def _pass_for_ever(found: Any, interval_s: float) -> None:
 
 @app.command("status")
 def status(
-    source_name: SourceName = "", target_name: TargetName = "", state: State = None, as_json: Json = False, server: Server = SERVER
+    source_name: SourceName = "",
+    target_name: TargetName = "",
+    state: State = None,
+    as_json: Json = False,
+    server: Server = SERVER,
 ) -> None:
     """Show how far a mirror is with each subject: the messages of the source that it has not read yet. Reads the mirror's state folder."""
     folder = state or default_folder(source_name, target_name)
@@ -149,7 +192,9 @@ async def _status(server: str, folder: Path) -> list[tuple[Any, ...]]:
             if record_path(folder, name).exists():
                 record = read_record(folder, name)
                 newest = record.notes[-1].time_ms if record.notes else 0
-                rows.append((name, record.lag(*places_in(each)), time_text(newest), len(record.moved)))
+                rows.append(
+                    (name, record.lag(*places_in(each)), time_text(newest), len(record.moved))
+                )
     return rows
 
 

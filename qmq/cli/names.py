@@ -48,10 +48,16 @@ def broker_group_names(server: str) -> list[str]:
 async def groups_of(mq: qmq.Client, subject: str = "") -> list[str]:
     """The groups that consumed a subject, or any subject. Raises QmqError."""
     ordered = await ordered_subjects(mq, subject)
-    names = {each.group for each in await mq.metadata.describe_groups(subject)} if subject not in ordered else set()
+    names = (
+        {each.group for each in await mq.metadata.describe_groups(subject)}
+        if subject not in ordered
+        else set()
+    )
     for name in ordered:
         names |= {each.group for each in (await mq.metadata.describe_route(name)).groups}
-    names |= {each.group for each in await mq.metadata.dead_letter_queues("")} if not subject else set()
+    names |= (
+        {each.group for each in await mq.metadata.dead_letter_queues("")} if not subject else set()
+    )
     return sorted(names)
 
 
@@ -102,7 +108,9 @@ def _asked(server: str, ask: Callable[[qmq.Client], Awaitable[list[str]]]) -> li
         async with asyncio.timeout(PATIENCE_S), qmq.connect(server, create_subjects=False) as mq:
             return await ask(mq)
 
-    client_log = logging.getLogger("qmq.client")  # a hint is left out without a word, so what the client waits for is not said either
+    client_log = logging.getLogger(
+        "qmq.client"
+    )  # a hint is left out without a word, so what the client waits for is not said either
     was_disabled, client_log.disabled = client_log.disabled, True
     try:
         return asyncio.run(work())
@@ -156,6 +164,12 @@ def _groups(server: str) -> list[str]:
 
 def _quoted(failure: QmqError) -> list[str]:
     """The first name quoted in the error message."""
-    given = [each for value in Given.values.values() for each in (value if isinstance(value, list | tuple) else [value])]
-    named = [each for each in given if isinstance(each, str) and each and repr(each) in failure.message]
+    given = [
+        each
+        for value in Given.values.values()
+        for each in (value if isinstance(value, list | tuple) else [value])
+    ]
+    named = [
+        each for each in given if isinstance(each, str) and each and repr(each) in failure.message
+    ]
     return sorted(named, key=lambda each: failure.message.index(repr(each)))[:1]

@@ -28,20 +28,45 @@ if TYPE_CHECKING:
 
 _R = TypeVar("_R")
 
-app = typer.Typer(no_args_is_help=True, help="The outbox: messages sent in an application's database transactions.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The outbox: messages sent in an application's database transactions.",
+)
 
-Database = Annotated[str, typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="The database's SQLAlchemy URL.")]
-Databases = Annotated[list[str], typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="A database's SQLAlchemy URL; repeatable.")]
+Database = Annotated[
+    str, typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="The database's SQLAlchemy URL.")
+]
+Databases = Annotated[
+    list[str],
+    typer.Option("--db", envvar="QMQ_OUTBOX_DB", help="A database's SQLAlchemy URL; repeatable."),
+]
 Table = Annotated[str, typer.Option("--table", help="The outbox's table.")]
-Ids = Annotated[list[int] | None, typer.Argument(help="Message ids: the first column of `qmq outbox list`.")]
+Ids = Annotated[
+    list[int] | None, typer.Argument(help="Message ids: the first column of `qmq outbox list`.")
+]
 All = Annotated[bool, typer.Option("--all", help="All messages that were set aside.")]
 
-_COLUMNS: Final = ("id", "subject", "key", "bytes", "created", "due", "state", "attempts", "claimed by", "last error", "message id")
+_COLUMNS: Final = (
+    "id",
+    "subject",
+    "key",
+    "bytes",
+    "created",
+    "due",
+    "state",
+    "attempts",
+    "claimed by",
+    "last error",
+    "message id",
+)
 
 
 @app.command("migration")
 def print_migration(
-    dialect: Annotated[str, typer.Option("--dialect", help="sqlite, postgresql or mysql (also for MariaDB).")], table: Table = TABLE
+    dialect: Annotated[
+        str, typer.Option("--dialect", help="sqlite, postgresql or mysql (also for MariaDB).")
+    ],
+    table: Table = TABLE,
 ) -> None:
     """Print the SQL statements that create an outbox's tables."""
     try:
@@ -53,7 +78,9 @@ def print_migration(
 @app.command("watchdog")
 def watchdog(
     db: Databases,
-    table: Annotated[list[str] | None, typer.Option("--table", help="An outbox table; repeatable.")] = None,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="An outbox table; repeatable.")
+    ] = None,
     debezium: Annotated[
         str | None,
         typer.Option(
@@ -73,7 +100,11 @@ def list_messages(
     db: Database,
     table: Table = TABLE,
     aside: Annotated[
-        bool, typer.Option("--aside", help="Only messages that were set aside because they cannot be sent unchanged.")
+        bool,
+        typer.Option(
+            "--aside",
+            help="Only messages that were set aside because they cannot be sent unchanged.",
+        ),
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many.")] = 100,
     as_json: Json = False,
@@ -88,23 +119,43 @@ def list_messages(
 
 
 @app.command("retry")
-def retry(db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False) -> None:
+def retry(
+    db: Database,
+    ids: Ids = None,
+    every: All = False,
+    table: Table = TABLE,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
     """Send messages again that were set aside."""
 
     async def _retry(admin: OutboxAdmin) -> tuple[str, int]:
         chosen = await _chosen(admin, ids, every)
-        return ("would wait again", len(chosen)) if dry_run else ("wait again", await admin.retry(chosen))
+        return (
+            ("would wait again", len(chosen))
+            if dry_run
+            else ("wait again", await admin.retry(chosen))
+        )
 
     _tell(run(_looking_into(db, table, _retry)), as_json)
 
 
 @app.command("drop")
-def drop(db: Database, ids: Ids = None, every: All = False, table: Table = TABLE, dry_run: DryRun = False, as_json: Json = False) -> None:
+def drop(
+    db: Database,
+    ids: Ids = None,
+    every: All = False,
+    table: Table = TABLE,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
     """Delete unsent messages. They will never be delivered."""
 
     async def _drop(admin: OutboxAdmin) -> tuple[str, int]:
         chosen = await _chosen(admin, ids, every)
-        return ("would be deleted", len(chosen)) if dry_run else ("deleted", await admin.drop(chosen))
+        return (
+            ("would be deleted", len(chosen)) if dry_run else ("deleted", await admin.drop(chosen))
+        )
 
     _tell(run(_looking_into(db, table, _drop)), as_json)
 
@@ -129,7 +180,11 @@ def _tell(done: tuple[str, int], as_json: bool) -> None:
 
 def _row(each: Listed) -> tuple[object, ...]:
     state = "set aside" if each.is_aside else "waits"
-    claimed = f"{each.claimed_by} for {each.claimed_ms / 1000:.1f} s" if each.claimed_ms and not each.is_aside else ""
+    claimed = (
+        f"{each.claimed_by} for {each.claimed_ms / 1000:.1f} s"
+        if each.claimed_ms and not each.is_aside
+        else ""
+    )
     return (
         each.id,
         each.subject,
@@ -173,7 +228,9 @@ async def _watch(urls: list[str], tables: list[str], server: str, debezium: str 
         await asked.wait()
 
 
-dedup = typer.Typer(no_args_is_help=True, help="The deduplication table in an application's own database.")
+dedup = typer.Typer(
+    no_args_is_help=True, help="The deduplication table in an application's own database."
+)
 
 
 @dedup.callback()
@@ -183,7 +240,9 @@ def _root() -> None:
 
 @dedup.command("migration")
 def print_dedup_migration(
-    dialect: Annotated[str, typer.Option("--dialect", help="sqlite, postgresql or mysql (also for MariaDB).")],
+    dialect: Annotated[
+        str, typer.Option("--dialect", help="sqlite, postgresql or mysql (also for MariaDB).")
+    ],
     table: Annotated[str, typer.Option("--table", help="The table.")] = DEDUP_TABLE,
 ) -> None:
     """Print the SQL statements that create the table."""

@@ -30,7 +30,14 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
@@ -50,7 +57,12 @@ ELLIPSIS: Final = "…"
 OLDEST: Final = {"lag ms": "oldest", "oldest ago ms": "oldest"}
 """The names of columns of milliseconds in tables that show them in words: both are the age of the oldest waiting message."""
 IDS: Final = frozenset({"id", "message id", "delayed id", "token"})
-_SPANS: Final = ((60_000, 1_000, "s"), (3_600_000, 60_000, "min"), (48 * 3_600_000, 3_600_000, "h"), (60 * 86_400_000, 86_400_000, "d"))
+_SPANS: Final = (
+    (60_000, 1_000, "s"),
+    (3_600_000, 60_000, "min"),
+    (48 * 3_600_000, 3_600_000, "h"),
+    (60 * 86_400_000, 86_400_000, "d"),
+)
 
 
 def relative(time_ms: int, now_ms: int) -> str:
@@ -76,7 +88,14 @@ class View:
 class LineTable:
     """A table that rich prints. `right`: columns to align right although they hold no numbers."""
 
-    def __init__(self, headers: Sequence[str], rows: Iterable[Sequence[Any]] = (), *, right: Iterable[str] = (), now_ms: int = 0) -> None:
+    def __init__(
+        self,
+        headers: Sequence[str],
+        rows: Iterable[Sequence[Any]] = (),
+        *,
+        right: Iterable[str] = (),
+        now_ms: int = 0,
+    ) -> None:
         self._headers, self._rows, self._right, self._now_ms = headers, list(rows), right, now_ms
 
     def add_row(self, *cells: Any) -> None:
@@ -84,7 +103,9 @@ class LineTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = None if View.is_wide or not console.is_terminal else options.max_width
-        for line in table_lines(self._headers, self._rows, width=width, now_ms=self._now_ms, right=self._right):
+        for line in table_lines(
+            self._headers, self._rows, width=width, now_ms=self._now_ms, right=self._right
+        ):
             line.no_wrap, line.overflow = True, "ignore"
             yield line
 
@@ -97,9 +118,13 @@ class TableLayout:
     left_out: int
 
 
-def lay_out(headers: Sequence[str], cells: Sequence[Sequence[str]], width: int | None) -> TableLayout:
+def lay_out(
+    headers: Sequence[str], cells: Sequence[Sequence[str]], width: int | None
+) -> TableLayout:
     """The columns that fit into `width` characters; all columns if `width` is None."""
-    widths = [max(len(header), *[len(row[at]) for row in cells], 0) for at, header in enumerate(headers)]
+    widths = [
+        max(len(header), *[len(row[at]) for row in cells], 0) for at, header in enumerate(headers)
+    ]
     shown = list(range(len(headers)))
     if width is None:
         return TableLayout(tuple((at, widths[at]) for at in shown), 0)
@@ -150,7 +175,12 @@ def text_of(cell: Any, *, is_wide: bool, now_ms: int) -> str:
 
 
 def table_lines(
-    headers: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None, now_ms: int, right: Iterable[str] = ()
+    headers: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    width: int | None,
+    now_ms: int,
+    right: Iterable[str] = (),
 ) -> list[Text]:
     """The lines of a table, header first; a wide table if `width` is None. Numbers and the columns in `right` are right-aligned."""
     is_wide = width is None
@@ -160,10 +190,17 @@ def table_lines(
         to_the_right |= {OLDEST[header] for header in to_the_right & OLDEST.keys()}
     cells = [[text_of(cell, is_wide=is_wide, now_ms=now_ms) for cell in row] for row in rows]
     layout = lay_out(headers, cells, width)
-    to_right = {at for at, header in enumerate(headers) if header in to_the_right or (rows and _is_number(rows[0][at]))}
+    to_right = {
+        at
+        for at, header in enumerate(headers)
+        if header in to_the_right or (rows and _is_number(rows[0][at]))
+    }
     lines = [_line([Text(header, "bold") for header in headers], headers, layout, to_right)]
     for row, texts in zip(rows, cells, strict=True):
-        styled = [Text(text, cell.style if isinstance(cell, Text) else "") for cell, text in zip(row, texts, strict=True)]
+        styled = [
+            Text(text, cell.style if isinstance(cell, Text) else "")
+            for cell, text in zip(row, texts, strict=True)
+        ]
         lines.append(_line(styled, texts, layout, to_right))
     if layout.left_out:
         more = "column" if layout.left_out == 1 else "columns"
@@ -175,11 +212,15 @@ def _is_number(cell: object) -> bool:
     return isinstance(cell, int) and not isinstance(cell, bool)
 
 
-def _line(styled: Sequence[Text], texts: Sequence[str], layout: TableLayout, to_right: set[int]) -> Text:
+def _line(
+    styled: Sequence[Text], texts: Sequence[str], layout: TableLayout, to_right: set[int]
+) -> Text:
     parts = []
     for at, width in layout.shown:
         text = texts[at] if len(texts[at]) <= width else texts[at][: width - 1] + ELLIPSIS
-        parts.append(Text(text.rjust(width) if at in to_right else text.ljust(width), styled[at].style))
+        parts.append(
+            Text(text.rjust(width) if at in to_right else text.ljust(width), styled[at].style)
+        )
     line = Text(GAP).join(parts)
     line.rstrip()
     return line
@@ -212,19 +253,33 @@ def escape_controls(console: Console) -> Console:
     return console
 
 
-console = escape_controls(Console(emoji=False))  # rich writes an emoji for ":x:", also in what users wrote
+console = escape_controls(
+    Console(emoji=False)
+)  # rich writes an emoji for ":x:", also in what users wrote
 errors = escape_controls(Console(stderr=True, emoji=False))
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, without changing it.")]
-Server = Annotated[str, typer.Option("--server", "-s", envvar="QMQ_SERVER", help="The metaservers: HOST:PORT,HOST:PORT.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would change, without changing it.")
+]
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server", "-s", envvar="QMQ_SERVER", help="The metaservers: HOST:PORT,HOST:PORT."
+    ),
+]
 SERVER: Final = "localhost:20880"
 
 _R = TypeVar("_R")
 
 
 def show(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool, silent: Mapping[str, str] | None = None
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    as_json: bool,
+    silent: Mapping[str, str] | None = None,
 ) -> None:
     """Print rows as a table, or as a JSON array of objects with the columns as names. The title is printed above a table in a terminal; the
     title of a dry run is printed always.
@@ -236,7 +291,9 @@ def show(
         columns, rows = (*columns, "silent groups"), [(*row, sorted(silent)) for row in rows]
     if as_json:
         names = [column.replace(" ", "_") for column in columns]
-        sys.stdout.write(json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str) + "\n")
+        sys.stdout.write(
+            json.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str) + "\n"
+        )
         return
     if title and (console.is_terminal or title.startswith("would be")):
         console.print(Text(title), style="italic", soft_wrap=True)
@@ -265,7 +322,11 @@ def fail(failure: BaseException) -> NoReturn:
         errors.print(more, highlight=False, markup=False, soft_wrap=True)
     if isinstance(failure, CallerError):
         raise typer.Exit(EXIT_CALLER)
-    raise typer.Exit(EXIT_UNAVAILABLE if isinstance(failure, Unavailable | CoordinationUnavailable) else EXIT_FAILED)
+    raise typer.Exit(
+        EXIT_UNAVAILABLE
+        if isinstance(failure, Unavailable | CoordinationUnavailable)
+        else EXIT_FAILED
+    )
 
 
 def run(work: Coroutine[Any, Any, _R]) -> _R:
@@ -297,17 +358,26 @@ def time_text(time_ms: int) -> Time:
 
 def progress_of(*columns: ProgressColumn, quiet: bool, transient: bool = True) -> Progress:
     """Bars with these columns. With `transient`, they disappear when they end."""
-    return Progress(*columns, console=errors, transient=transient, disable=quiet or not errors.is_terminal)
+    return Progress(
+        *columns, console=errors, transient=transient, disable=quiet or not errors.is_terminal
+    )
 
 
 @contextmanager
-def counting(what: str, total: int | None, *, quiet: bool, transient: bool = False) -> Iterator[Callable[[int], None]]:
+def counting(
+    what: str, total: int | None, *, quiet: bool, transient: bool = False
+) -> Iterator[Callable[[int], None]]:
     """A bar that counts to `total`. The body of the `with` calls the yielded function with the number done so far.
 
     The total is an estimate, None if it is unknown: what is counted may grow, or a filter may leave some out. When the body ends without an
     error, what was done is the total, so the bar ends full.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with progress_of(*columns, quiet=quiet, transient=transient) as bars:
         task, done = bars.add_task(what, total=total), 0
 

@@ -50,14 +50,31 @@ class ProduceJob(NamedTuple):
 
 def produce(
     subject: Annotated[str, typer.Argument(help="The subject to send to.")],
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="File to read; default: standard input.")] = None,
-    form: Annotated[str, typer.Option("--format", help="'lines': each line is a body; 'json': each line is an object.")] = "lines",
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="File to read; default: standard input.")
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", help="'lines': each line is a body; 'json': each line is an object."
+        ),
+    ] = "lines",
     key: Annotated[str | None, typer.Option(help="The key of every message.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="A tag of every message; repeatable.")] = None,
-    delay: Annotated[str | None, typer.Option(help="Deliver each message this long after it is sent: 90s, 10m, 1h30m, 2d.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="A tag of every message; repeatable.")
+    ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option(help="Deliver each message this long after it is sent: 90s, 10m, 1h30m, 2d."),
+    ] = None,
     at: Annotated[str | None, typer.Option(help="Deliver then: 2027-01-01T09:00:00+01:00.")] = None,
     compression: Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Fail if a message is not stored in this many seconds.")] = 120.0,
+    timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--timeout", min=0.1, help="Fail if a message is not stored in this many seconds."
+        ),
+    ] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     server: Server = SERVER,
 ) -> None:
@@ -69,9 +86,18 @@ def produce(
     if form not in ("lines", "json"):
         raise typer.BadParameter(f"--format must be 'lines' or 'json', not {form!r}")
     try:
-        job = ProduceJob(server, check_name("subject", subject), compression, _due(delay, at), as_json, timedelta(seconds=timeout_s))
+        job = ProduceJob(
+            server,
+            check_name("subject", subject),
+            compression,
+            _due(delay, at),
+            as_json,
+            timedelta(seconds=timeout_s),
+        )
         if job.due is not None and compression is not None:
-            raise InvalidArgument("delayed messages are not compressed in batches: leave out --compression")
+            raise InvalidArgument(
+                "delayed messages are not compressed in batches: leave out --compression"
+            )
     except CallerError as failure:
         fail(failure)
     with _opened(file) as source:
@@ -83,9 +109,16 @@ def produce(
         show("sent", ("subject", "delayed id", "due"), rows, as_json=True)
     elif as_json:
         counts = [(subject, group, messages) for group, messages in sorted(stored.items())]
-        show("sent", ("subject", "broker group", "messages"), counts or [(subject, "", 0)], as_json=True)
+        show(
+            "sent",
+            ("subject", "broker group", "messages"),
+            counts or [(subject, "", 0)],
+            as_json=True,
+        )
     else:
-        console.print(_said(subject, stored, delayed), soft_wrap=True, highlight=False, markup=False)
+        console.print(
+            _said(subject, stored, delayed), soft_wrap=True, highlight=False, markup=False
+        )
 
 
 def _opened(file: Path | None) -> AbstractContextManager[BinaryIO]:
@@ -99,9 +132,14 @@ def _opened(file: Path | None) -> AbstractContextManager[BinaryIO]:
 def _said(subject: str, stored: dict[str, int], delayed: list[DelayedReceipt]) -> str:
     """The summary line for people."""
     count = sum(stored.values())
-    where = ", ".join(f"{messages:,} to {group}" if len(stored) > 1 else group for group, messages in sorted(stored.items()))
+    where = ", ".join(
+        f"{messages:,} to {group}" if len(stored) > 1 else group
+        for group, messages in sorted(stored.items())
+    )
     line = f"sent {count:,} {'message' if count == 1 else 'messages'} to {subject}{f' ({where})' if where else ''}"
-    return line + "".join([f", due {time_text(each.due_ms)}, delayed id {each.delayed_id}" for each in delayed])
+    return line + "".join(
+        [f", due {time_text(each.due_ms)}, delayed id {each.delayed_id}" for each in delayed]
+    )
 
 
 def _due(delay: str | None, at: str | None) -> When | None:
@@ -113,7 +151,9 @@ def _due(delay: str | None, at: str | None) -> When | None:
     return None if at is None else parse_when(at)
 
 
-async def _produce(job: ProduceJob, contents: Iterator[Content], total: int | None) -> tuple[dict[str, int], list[Receipt]]:
+async def _produce(
+    job: ProduceJob, contents: Iterator[Content], total: int | None
+) -> tuple[dict[str, int], list[Receipt]]:
     """The number of messages stored by each broker group; for delayed messages also the receipts, if they are printed or if there is only
     one.
 
@@ -123,8 +163,13 @@ async def _produce(job: ProduceJob, contents: Iterator[Content], total: int | No
     if first is None:
         return {}, []
     tickets: list[Ticket] = []
-    async with qmq.connect(job.server, delivery_timeout=job.timeout) as mq, await _begin(mq, job, first, tickets) as producer:
-        with counting(f"sending to {job.subject}", total, quiet=job.is_quiet, transient=True) as completed:
+    async with (
+        qmq.connect(job.server, delivery_timeout=job.timeout) as mq,
+        await _begin(mq, job, first, tickets) as producer,
+    ):
+        with counting(
+            f"sending to {job.subject}", total, quiet=job.is_quiet, transient=True
+        ) as completed:
             done = len(first[0]) + 1
             for content in contents:
                 ticket = _send(producer, content, job.due)
@@ -146,7 +191,9 @@ def _send(producer: Producer | OrderedProducer, content: Content, due: When | No
     return producer.send(*content)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
 
 
-async def _begin(mq: qmq.Client, job: ProduceJob, first: Content, tickets: list[Ticket]) -> Producer | OrderedProducer:
+async def _begin(
+    mq: qmq.Client, job: ProduceJob, first: Content, tickets: list[Ticket]
+) -> Producer | OrderedProducer:
     """The producer that stored the first message; for a delayed message also its receipt. The broker tells whether it is ordered."""
     subject, compression = job.subject, job.compression
     if job.due is not None:
@@ -164,7 +211,9 @@ async def _begin(mq: qmq.Client, job: ProduceJob, first: Content, tickets: list[
     return unordered
 
 
-def _contents(source: BinaryIO, form: str, key: str | None, tags: list[str] | None) -> Iterator[Content]:
+def _contents(
+    source: BinaryIO, form: str, key: str | None, tags: list[str] | None
+) -> Iterator[Content]:
     for number, line in bounded_lines(source):
         body = line.rstrip(b"\r\n")
         if form == "lines":

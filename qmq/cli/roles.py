@@ -22,7 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
@@ -42,7 +51,16 @@ if TYPE_CHECKING:
     from qmq.security.tls import Tls
 
 _O = TypeVar("_O")
-_BOOLEANS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLEANS: Final = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +77,53 @@ class Variable:
         try:
             found = _BOOLEANS[text.lower()] if wanted is bool else wanted(text)
         except (KeyError, ValueError):
-            what = {bool: "'1' or '0'", int: "a whole number", float: "a number"}.get(wanted, "a path")
+            what = {bool: "'1' or '0'", int: "a whole number", float: "a number"}.get(
+                wanted, "a path"
+            )
             raise typer.BadParameter(f"the variable {self.name} is {what}, not {text!r}") from None
         if self.at_least is not None and found < self.at_least:
-            raise typer.BadParameter(f"the variable {self.name} is at least {self.at_least:g}, not {text}")
+            raise typer.BadParameter(
+                f"the variable {self.name} is at least {self.at_least:g}, not {text}"
+            )
         return found
 
 
 _C = TypeVar("_C", bound="ReplicaConfig")
 
-Etcd = Annotated[str, typer.Option("--etcd", envvar="QMQ_ETCD", help="etcd's members: HOST:PORT,HOST:PORT.")]
-EtcdCa = Annotated[Path | None, typer.Option("--etcd-ca", envvar="QMQ_ETCD_CA", help="PEM file: the authority of etcd's certificates.")]
-EtcdCert = Annotated[
-    Path | None, typer.Option("--etcd-cert", envvar="QMQ_ETCD_CERT", help="PEM file: this server's client certificate for etcd.")
+Etcd = Annotated[
+    str, typer.Option("--etcd", envvar="QMQ_ETCD", help="etcd's members: HOST:PORT,HOST:PORT.")
 ]
-EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", envvar="QMQ_ETCD_KEY", help="PEM file: that certificate's key.")]
+EtcdCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--etcd-ca", envvar="QMQ_ETCD_CA", help="PEM file: the authority of etcd's certificates."
+    ),
+]
+EtcdCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--etcd-cert",
+        envvar="QMQ_ETCD_CERT",
+        help="PEM file: this server's client certificate for etcd.",
+    ),
+]
+EtcdKey = Annotated[
+    Path | None,
+    typer.Option("--etcd-key", envvar="QMQ_ETCD_KEY", help="PEM file: that certificate's key."),
+]
 Host = Annotated[str, typer.Option(envvar="QMQ_HOST", help="Address to listen on.")]
 
 ATTEMPTS_MAX: Final = GroupSettings().attempts_max
 RETRY_DELAYS: Final = delays_text(GroupSettings().retry_delays_ms)
 
 
-def taking(options: type[_O]) -> Callable[[Callable[[typer.Context, _O], None]], Callable[..., None]]:
+def taking(
+    options: type[_O],
+) -> Callable[[Callable[[typer.Context, _O], None]], Callable[..., None]]:
     """Turn a function that takes one value of a dataclass into a command with an option for each field."""
-    context_of = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    context_of = inspect.Parameter(
+        "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
+    )
     parameters = [context_of, *parameters_of(options)]
     more = tuple(each.name for each in variables_of(options).values())
 
@@ -92,9 +133,7 @@ def taking(options: type[_O]) -> Callable[[Callable[[typer.Context, _O], None]],
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         if more:
-            command.__doc__ = (
-                f"{inspect.cleandoc(function.__doc__ or '')}\n\nMore settings are variables of the environment: {', '.join(more)}."
-            )
+            command.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nMore settings are variables of the environment: {', '.join(more)}."
         command.more_variables = more  # type: ignore[attr-defined]  # `qmq config` knows them by it
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -106,13 +145,19 @@ def taking(options: type[_O]) -> Callable[[Callable[[typer.Context, _O], None]],
 def parameters_of(options: type) -> list[inspect.Parameter]:
     """A parameter for each field of a dataclass, annotated for typer."""
     hints, kind = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    bare = {each.name for each in fields(options.WITHOUT_VARIABLES)} if hasattr(options, "WITHOUT_VARIABLES") else set()
+    bare = (
+        {each.name for each in fields(options.WITHOUT_VARIABLES)}
+        if hasattr(options, "WITHOUT_VARIABLES")
+        else set()
+    )
     return [
         inspect.Parameter(
             each.name,
             kind,
             default=inspect.Parameter.empty if each.default is MISSING else each.default,
-            annotation=_without_variable(hints[each.name]) if each.name in bare else hints[each.name],
+            annotation=_without_variable(hints[each.name])
+            if each.name in bare
+            else hints[each.name],
         )
         for each in fields(options)
         if not isinstance(hints[each.name].__metadata__[0], Variable)
@@ -122,16 +167,29 @@ def parameters_of(options: type) -> list[inspect.Parameter]:
 def variables_of(options: type) -> dict[str, Variable]:
     """The settings of a dataclass that only variables give, by field."""
     found = {
-        name: hint.__metadata__[0] for name, hint in get_type_hints(options, include_extras=True).items() if get_origin(hint) is Annotated
+        name: hint.__metadata__[0]
+        for name, hint in get_type_hints(options, include_extras=True).items()
+        if get_origin(hint) is Annotated
     }
-    return {each.name: found[each.name] for each in fields(options) if isinstance(found.get(each.name), Variable)}
+    return {
+        each.name: found[each.name]
+        for each in fields(options)
+        if isinstance(found.get(each.name), Variable)
+    }
 
 
 def given_by_variables(options: type, environment: Mapping[str, str]) -> dict[str, Any]:
     """The values of these settings, without those that the environment does not give. Raises typer.BadParameter."""
     hints = get_type_hints(options)
-    given = {name: variable for name, variable in variables_of(options).items() if environment.get(variable.name)}
-    return {name: variable.parse(environment[variable.name], hints[name]) for name, variable in given.items()}
+    given = {
+        name: variable
+        for name, variable in variables_of(options).items()
+        if environment.get(variable.name)
+    }
+    return {
+        name: variable.parse(environment[variable.name], hints[name])
+        for name, variable in given.items()
+    }
 
 
 def _without_variable(hint: Any) -> Any:
@@ -145,19 +203,35 @@ def _without_variable(hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class ReplicaPlace:
-    group: Annotated[str, typer.Option(envvar="QMQ_GROUP", help="The broker group of this replica.")] = ""
+    group: Annotated[
+        str, typer.Option(envvar="QMQ_GROUP", help="The broker group of this replica.")
+    ] = ""
     replica: Annotated[
-        str, typer.Option(envvar="QMQ_REPLICA", help="This replica's name; it must stay the same as long as the data is kept.")
+        str,
+        typer.Option(
+            envvar="QMQ_REPLICA",
+            help="This replica's name; it must stay the same as long as the data is kept.",
+        ),
     ] = ""
     replicas: Annotated[
-        str, typer.Option(envvar="QMQ_REPLICAS", help="The initial replicas, comma-separated; used only when the group is created.")
+        str,
+        typer.Option(
+            envvar="QMQ_REPLICAS",
+            help="The initial replicas, comma-separated; used only when the group is created.",
+        ),
     ] = ""
-    data: Annotated[Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; created if missing.")] = Path("qmq-data")
+    data: Annotated[
+        Path, typer.Option(envvar="QMQ_DATA", help="The replica's data folder; created if missing.")
+    ] = Path("qmq-data")
     host: Host = "127.0.0.1"
     data_port: Annotated[int, port_option("The data port", "QMQ_DATA_PORT")] = 20881
     control_port: Annotated[int, port_option("The control port", "QMQ_CONTROL_PORT")] = 20882
     advertise: Annotated[
-        str, typer.Option(envvar="QMQ_ADVERTISE", help="The host name advertised to clients and replicas; default: --host.")
+        str,
+        typer.Option(
+            envvar="QMQ_ADVERTISE",
+            help="The host name advertised to clients and replicas; default: --host.",
+        ),
     ] = ""
 
 
@@ -172,7 +246,14 @@ class EtcdFlags:
 
     def etcd_options(self) -> EtcdOptions:
         """How to reach etcd. Raises InvalidArgument."""
-        return etcd_options(self.etcd, self.etcd_user, self.etcd_password, self.etcd_ca, self.etcd_cert, self.etcd_key)
+        return etcd_options(
+            self.etcd,
+            self.etcd_user,
+            self.etcd_password,
+            self.etcd_ca,
+            self.etcd_cert,
+            self.etcd_key,
+        )
 
 
 @dataclass(frozen=True)
@@ -180,34 +261,83 @@ class TlsFlags:
     """The certificate of a server, also for a command that does a server's work."""
 
     tls_ca: Annotated[
-        Path | None, typer.Option(envvar="QMQ_TLS_CA", help="PEM file: the authority of clients' and servers' certificates; turns TLS on.")
+        Path | None,
+        typer.Option(
+            envvar="QMQ_TLS_CA",
+            help="PEM file: the authority of clients' and servers' certificates; turns TLS on.",
+        ),
     ] = None
-    tls_cert: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_CERT", help="PEM file: the server's certificate.")] = None
-    tls_key: Annotated[Path | None, typer.Option(envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option(envvar="QMQ_TLS_CERT", help="PEM file: the server's certificate.")
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="QMQ_TLS_KEY", help="PEM file: that certificate's key.")
+    ] = None
 
 
 @dataclass(frozen=True)
 class GuardFlags(TlsFlags):
-    tls_clients: Annotated[str, Variable("QMQ_TLS_CLIENTS", "'required' or 'optional': whether clients must show a certificate.")] = (
-        "required"
-    )
+    tls_clients: Annotated[
+        str,
+        Variable(
+            "QMQ_TLS_CLIENTS", "'required' or 'optional': whether clients must show a certificate."
+        ),
+    ] = "required"
     tls_principal: Annotated[
-        str, Variable("QMQ_TLS_PRINCIPAL", "The certificate field that names the principal: uri, dns, email or cn.")
+        str,
+        Variable(
+            "QMQ_TLS_PRINCIPAL",
+            "The certificate field that names the principal: uri, dns, email or cn.",
+        ),
     ] = "uri"
-    admins: Annotated[str, typer.Option(envvar="QMQ_ADMINS", help="Principals with all rights, comma-separated: op:alice,op:bob.")] = ""
+    admins: Annotated[
+        str,
+        typer.Option(
+            envvar="QMQ_ADMINS",
+            help="Principals with all rights, comma-separated: op:alice,op:bob.",
+        ),
+    ] = ""
     access_stale_s: Annotated[
-        int, Variable("QMQ_ACCESS_STALE_S", "How long the last known rules apply while etcd is unreachable.", at_least=10)
+        int,
+        Variable(
+            "QMQ_ACCESS_STALE_S",
+            "How long the last known rules apply while etcd is unreachable.",
+            at_least=10,
+        ),
     ] = 300
-    audit_log: Annotated[Path | None, typer.Option(envvar="QMQ_AUDIT_LOG", help="File for the audit log; default: the ordinary log.")] = (
-        None
+    audit_log: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="QMQ_AUDIT_LOG", help="File for the audit log; default: the ordinary log."
+        ),
+    ] = None
+    audit_subject: Annotated[
+        str,
+        Variable("QMQ_AUDIT_SUBJECT", "Subject that gets a copy of the audit log; default: none."),
+    ] = ""
+    jwt_issuer: Annotated[
+        str,
+        Variable("QMQ_JWT_ISSUER", "The identity provider whose tokens are accepted: their `iss`."),
+    ] = ""
+    jwt_keys: Annotated[
+        str,
+        Variable(
+            "QMQ_JWT_KEYS",
+            "Its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.",
+        ),
+    ] = ""
+    jwt_audience: Annotated[
+        str, Variable("QMQ_JWT_AUDIENCE", "The `aud` that tokens must have.")
+    ] = "qmq"
+    jwt_claim: Annotated[str, Variable("QMQ_JWT_CLAIM", "The claim that names the principal.")] = (
+        "sub"
     )
-    audit_subject: Annotated[str, Variable("QMQ_AUDIT_SUBJECT", "Subject that gets a copy of the audit log; default: none.")] = ""
-    jwt_issuer: Annotated[str, Variable("QMQ_JWT_ISSUER", "The identity provider whose tokens are accepted: their `iss`.")] = ""
-    jwt_keys: Annotated[str, Variable("QMQ_JWT_KEYS", "Its public keys: a file (JWKS or PEM), or the https:// address of its JWKS.")] = ""
-    jwt_audience: Annotated[str, Variable("QMQ_JWT_AUDIENCE", "The `aud` that tokens must have.")] = "qmq"
-    jwt_claim: Annotated[str, Variable("QMQ_JWT_CLAIM", "The claim that names the principal.")] = "sub"
     jwt_email_domain: Annotated[
-        str, Variable("QMQ_JWT_EMAIL_DOMAIN", "The domain whose email addresses in that claim name principals, by the part before the @.")
+        str,
+        Variable(
+            "QMQ_JWT_EMAIL_DOMAIN",
+            "The domain whose email addresses in that claim name principals, by the part before the @.",
+        ),
     ] = ""
 
     def tls(self) -> Tls | None:
@@ -216,11 +346,15 @@ class GuardFlags(TlsFlags):
 
         ca, cert, key = self.tls_ca, self.tls_cert, self.tls_key
         if self.tls_clients not in ("required", "optional"):
-            raise InvalidArgument(f"QMQ_TLS_CLIENTS must be 'required' or 'optional', not {self.tls_clients!r}")
+            raise InvalidArgument(
+                f"QMQ_TLS_CLIENTS must be 'required' or 'optional', not {self.tls_clients!r}"
+            )
         if ca is None and cert is None and key is None:
             return None
         if ca is None or cert is None or key is None:
-            raise InvalidArgument("TLS needs --tls-ca, --tls-cert and --tls-key together: `qmq cert` makes the files")
+            raise InvalidArgument(
+                "TLS needs --tls-ca, --tls-cert and --tls-key together: `qmq cert` makes the files"
+            )
         return Tls(ca, cert, key, requires_clients=self.tls_clients == "required")
 
     def access(self) -> AccessConfig:
@@ -231,31 +365,60 @@ class GuardFlags(TlsFlags):
         try:
             named_by = PrincipalField(self.tls_principal)
         except ValueError:
-            raise InvalidArgument(f"QMQ_TLS_PRINCIPAL must be uri, dns, email or cn, not {self.tls_principal!r}") from None
-        names = frozenset(str(Principal.parse(each.strip())) for each in self.admins.split(",") if each.strip())
+            raise InvalidArgument(
+                f"QMQ_TLS_PRINCIPAL must be uri, dns, email or cn, not {self.tls_principal!r}"
+            ) from None
+        names = frozenset(
+            str(Principal.parse(each.strip())) for each in self.admins.split(",") if each.strip()
+        )
         if bool(self.jwt_issuer) is not bool(self.jwt_keys):
             raise InvalidArgument("QMQ_JWT_ISSUER and QMQ_JWT_KEYS must be given together")
         provider = (
-            JwtConfig(self.jwt_issuer, self.jwt_keys, self.jwt_audience, self.jwt_claim, self.jwt_email_domain) if self.jwt_issuer else None
+            JwtConfig(
+                self.jwt_issuer,
+                self.jwt_keys,
+                self.jwt_audience,
+                self.jwt_claim,
+                self.jwt_email_domain,
+            )
+            if self.jwt_issuer
+            else None
         )
         subject = check_name("subject", self.audit_subject) if self.audit_subject else ""
-        return AccessConfig(names, PrincipalRule(named_by), self.access_stale_s * 1000, provider, subject)
+        return AccessConfig(
+            names, PrincipalRule(named_by), self.access_stale_s * 1000, provider, subject
+        )
 
 
 @dataclass(frozen=True)
 class StorageFlags:
     flush: Annotated[
-        str, typer.Option(envvar="QMQ_FLUSH", help="'sync': flush before acknowledging; 'async': flush in the background.")
+        str,
+        typer.Option(
+            envvar="QMQ_FLUSH",
+            help="'sync': flush before acknowledging; 'async': flush in the background.",
+        ),
     ] = "async"
-    flush_interval_ms: Annotated[int, Variable("QMQ_FLUSH_INTERVAL_MS", "With async: the shortest interval between flushes.")] = (
-        FLUSH_INTERVAL_MS
-    )
-    segment_mib: Annotated[int, Variable("QMQ_SEGMENT_MIB", "Size of a segment of the message log.")] = 1024
-    retention_hours: Annotated[float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="How long messages are kept.")] = 168.0
+    flush_interval_ms: Annotated[
+        int, Variable("QMQ_FLUSH_INTERVAL_MS", "With async: the shortest interval between flushes.")
+    ] = FLUSH_INTERVAL_MS
+    segment_mib: Annotated[
+        int, Variable("QMQ_SEGMENT_MIB", "Size of a segment of the message log.")
+    ] = 1024
+    retention_hours: Annotated[
+        float, typer.Option(envvar="QMQ_RETENTION_HOURS", help="How long messages are kept.")
+    ] = 168.0
     retention_mib: Annotated[
-        int | None, typer.Option(envvar="QMQ_RETENTION_MIB", help="Delete old segments when the message log exceeds this size.")
+        int | None,
+        typer.Option(
+            envvar="QMQ_RETENTION_MIB",
+            help="Delete old segments when the message log exceeds this size.",
+        ),
     ] = None
-    disk_free_mib: Annotated[int, Variable("QMQ_DISK_FREE_MIB", "Refuse messages when less disk space than this is free.")] = 64
+    disk_free_mib: Annotated[
+        int,
+        Variable("QMQ_DISK_FREE_MIB", "Refuse messages when less disk space than this is free."),
+    ] = 64
 
     def log_config(self) -> LogConfig:
         """The storage settings. Raises typer.BadParameter."""
@@ -276,10 +439,18 @@ class StorageFlags:
 @dataclass(frozen=True)
 class RetryFlags:
     attempts_max: Annotated[
-        int, typer.Option(envvar="QMQ_ATTEMPTS_MAX", help="Attempts before a message becomes a dead letter; groups can override it.")
+        int,
+        typer.Option(
+            envvar="QMQ_ATTEMPTS_MAX",
+            help="Attempts before a message becomes a dead letter; groups can override it.",
+        ),
     ] = ATTEMPTS_MAX
     retry_delays: Annotated[
-        str, typer.Option(envvar="QMQ_RETRY_DELAYS", help="Delays between attempts: 1s,5s,1m; groups can override them.")
+        str,
+        typer.Option(
+            envvar="QMQ_RETRY_DELAYS",
+            help="Delays between attempts: 1s,5s,1m; groups can override them.",
+        ),
     ] = RETRY_DELAYS
 
     def retries(self) -> GroupSettings:
@@ -289,11 +460,15 @@ class RetryFlags:
 
 @dataclass(frozen=True)
 class MetricsFlags:
-    metrics_port: Annotated[int | None, port_option("Serve Prometheus metrics at /metrics on this port", "QMQ_METRICS_PORT")] = None
+    metrics_port: Annotated[
+        int | None,
+        port_option("Serve Prometheus metrics at /metrics on this port", "QMQ_METRICS_PORT"),
+    ] = None
     metrics_host: Annotated[
         str,
         Variable(
-            "QMQ_METRICS_HOST", "Address of the metrics port; without it, this machine only. A server with TLS uses it at other addresses."
+            "QMQ_METRICS_HOST",
+            "Address of the metrics port; without it, this machine only. A server with TLS uses it at other addresses.",
         ),
     ] = ""
 
@@ -307,7 +482,11 @@ class MetricsFlags:
 class ProcessFlags(MetricsFlags):
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", envvar="QMQ_INSECURE", help="Listen on a public address without access control; for private networks."),
+        typer.Option(
+            "--insecure",
+            envvar="QMQ_INSECURE",
+            help="Listen on a public address without access control; for private networks.",
+        ),
     ] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False
 
@@ -324,13 +503,18 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
         """Where this machine reaches the replica's control port."""
         from qmq.node.process import EVERYWHERE
 
-        return joined(self.advertise or ("localhost" if self.host in EVERYWHERE else self.host), self.control_port)
+        return joined(
+            self.advertise or ("localhost" if self.host in EVERYWHERE else self.host),
+            self.control_port,
+        )
 
     def shared_config(self, kind: str) -> dict[str, Any]:
         """The shared part of both configurations; `kind`: the kind of group. Raises InvalidArgument, InvalidName, typer.BadParameter."""
         log = self.log_config()
         if not self.group or not self.replica:
-            raise InvalidArgument("name this replica and its group: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)")
+            raise InvalidArgument(
+                "name this replica and its group: --group (QMQ_GROUP) and --replica (QMQ_REPLICA)"
+            )
         return {
             "group": check_name(kind, self.group),
             "replica": check_name("replica", self.replica),
@@ -352,7 +536,10 @@ class ReplicaOptions(ProcessFlags, StorageFlags, GuardFlags, EtcdFlags, ReplicaP
 
 
 def serve_replica(
-    options: ReplicaOptions, configure: Callable[[], _C], node: Callable[[_C, Environment], ReplicaNode], role: str = "broker"
+    options: ReplicaOptions,
+    configure: Callable[[], _C],
+    node: Callable[[_C, Environment], ReplicaNode],
+    role: str = "broker",
 ) -> None:
     """Run one replica until a signal stops it. Prints errors of its options to standard error."""
     from qmq.node.process import environment_with, require_guarded, require_reachable
@@ -361,7 +548,9 @@ def serve_replica(
     try:
         set_up_logging(options.verbose, options.audit_log)
         config, tls = configure(), options.tls()
-        require_guarded(options.host, options.insecure, config.etcd, tls, metrics_host=options.open_metrics_host)
+        require_guarded(
+            options.host, options.insecure, config.etcd, tls, metrics_host=options.open_metrics_host
+        )
         require_reachable(options.host, options.advertise)
         environment = environment_with(tls)
         run(run_replica(lambda: node(config, environment), role))
@@ -377,7 +566,14 @@ def names_of(text: str, option: str) -> tuple[str, ...]:
     return found
 
 
-def etcd_options(etcd: str, user: str | None, password: str | None, ca: Path | None, cert: Path | None, key: Path | None) -> EtcdOptions:
+def etcd_options(
+    etcd: str,
+    user: str | None,
+    password: str | None,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+) -> EtcdOptions:
     """How to reach etcd. Raises InvalidArgument."""
     from qmq.node.process import EtcdOptions
 
@@ -389,7 +585,10 @@ def etcd_options(etcd: str, user: str | None, password: str | None, ca: Path | N
 
 def set_up_logging(verbose: bool, audit_log: Path | None = None) -> None:
     """Set up logging of a server's process. Raises InvalidArgument for an audit log that cannot be written."""
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(name)s %(message)s",
+    )
     if audit_log is not None:
         from qmq.security.audit import write_audit_to
 

@@ -40,7 +40,21 @@ from rich.text import Text
 import qmq
 from qmq.cli.added_options import WatchPace
 from qmq.cli.arguments import CliTiming, age, assignments, timing_of
-from qmq.cli.output import SERVER, DryRun, Json, LineTable, Server, ask, console, errors, fail, progress_of, run, show, time_text
+from qmq.cli.output import (
+    SERVER,
+    DryRun,
+    Json,
+    LineTable,
+    Server,
+    ask,
+    console,
+    errors,
+    fail,
+    progress_of,
+    run,
+    show,
+    time_text,
+)
 from qmq.cli.roles import taking
 from qmq.errors import CoordinationUnavailable, InvalidArgument, Unavailable, UnknownPartition
 from qmq.model import Order
@@ -99,7 +113,9 @@ def draw_bar(cells: Sequence[DrawnRange], columns: int, kinds: Sequence[str]) ->
         pattern, color = _look(cell.kind, kinds)
         room = end - first - 1
         label = cell.label if len(cell.label) <= room else ""
-        line.append(_WALL, color).append(label, f"bold {color}").append(pattern * (room - len(label)), color)
+        line.append(_WALL, color).append(label, f"bold {color}").append(
+            pattern * (room - len(label)), color
+        )
     line.append(_WALL)
     if len(shown) < len(cells):
         line.append(f" and {len(cells) - len(shown)} more")
@@ -108,7 +124,9 @@ def draw_bar(cells: Sequence[DrawnRange], columns: int, kinds: Sequence[str]) ->
 
 def _room(cells: Sequence[DrawnRange], columns: int) -> int:
     """How many cells can be shown."""
-    return len(cells) if len(cells) < columns else max(1, columns - 1 - len(f" and {len(cells)} more"))
+    return (
+        len(cells) if len(cells) < columns else max(1, columns - 1 - len(f" and {len(cells)} more"))
+    )
 
 
 def draw_ruler(cells: Sequence[DrawnRange], columns: int) -> Text:
@@ -148,24 +166,48 @@ def _look(kind: str, kinds: Sequence[str]) -> tuple[str, str]:
 
 _STATES = {"open": "green", "sealed": "dim", "fenced": "red", "unknown": "red"}
 _PHASES = ("prepared", "sealed", "published", "done")
-_RIGHT = {"partition", "width", "messages", "bytes", "messages/s", "left", "lag ms", "parked keys", "version", "sealed ms", "published ms"}
+_RIGHT = {
+    "partition",
+    "width",
+    "messages",
+    "bytes",
+    "messages/s",
+    "left",
+    "lag ms",
+    "parked keys",
+    "version",
+    "sealed ms",
+    "published ms",
+}
 _RIGHT |= {"done ms", "refused ms"}
 
 
 def route_cells(partitions: Iterable[dict[str, Any]]) -> list[DrawnRange]:
     """A route's partitions as cells of a drawing."""
-    return [DrawnRange(each["first"], each["end"], str(each["partition"]), each["broker_group"]) for each in partitions]
+    return [
+        DrawnRange(each["first"], each["end"], str(each["partition"]), each["broker_group"])
+        for each in partitions
+    ]
 
 
 def subject_view(found: dict[str, Any], columns: int) -> list[RenderableType]:
     """A subject: its route, partitions, groups, and the change in progress."""
     cells = route_cells(found["partitions"])
     latest = found["latest_version"]
-    which = f"version {found['version']}" + ("" if found["version"] == latest else f" (the latest is {latest})")
+    which = f"version {found['version']}" + (
+        "" if found["version"] == latest else f" (the latest is {latest})"
+    )
     head = f"subject {found['subject']}: {found['order']} order, {found['logical_partitions']:,} logical partitions, route {which}"
-    view: list[RenderableType] = [Text(head, "bold"), draw(cells, columns, kinds_of(cells)), partition_table(found["partitions"])]
+    view: list[RenderableType] = [
+        Text(head, "bold"),
+        draw(cells, columns, kinds_of(cells)),
+        partition_table(found["partitions"]),
+    ]
     if found["older_partitions"]:
-        view += [Text("partitions of older versions that are still read or waited for"), partition_table(found["older_partitions"])]
+        view += [
+            Text("partitions of older versions that are still read or waited for"),
+            partition_table(found["older_partitions"]),
+        ]
     for group in found["groups"]:
         view += group_view(group, latest, columns)
     if not found["groups"]:
@@ -175,7 +217,10 @@ def subject_view(found: dict[str, Any], columns: int) -> list[RenderableType]:
 
 def partition_table(partitions: Sequence[dict[str, Any]]) -> LineTable:
     """A table with one line per partition."""
-    shown = LineTable(("partition", "range", "width", "broker group", "state", "messages", "bytes", "messages/s"), right=_RIGHT)
+    shown = LineTable(
+        ("partition", "range", "width", "broker group", "state", "messages", "bytes", "messages/s"),
+        right=_RIGHT,
+    )
     for each in partitions:
         state = f"sealed at {each['sealed_at']:,}" if each["state"] == "sealed" else each["state"]
         width = "" if each["width_percent"] is None else f"{each['width_percent']:g} %"
@@ -205,7 +250,12 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
     )
     view: list[RenderableType] = [Text(head, "bold"), Text(counts)]
     if len(group["frontier"]) > 1:
-        cells = [DrawnRange(each["first"], each["end"], f"v{each['version']}", f"version {each['version']}") for each in group["frontier"]]
+        cells = [
+            DrawnRange(
+                each["first"], each["end"], f"v{each['version']}", f"version {each['version']}"
+            )
+            for each in group["frontier"]
+        ]
         view.append(draw(cells, columns, kinds_of(cells)))
     if group["partitions"]:
         view.append(reading_table(group["partitions"]))
@@ -214,10 +264,14 @@ def group_view(group: dict[str, Any], latest: int, columns: int) -> list[Rendera
 
 def reading_table(partitions: Iterable[dict[str, Any]]) -> LineTable:
     """A group's unread messages by partition, and the consumers that read them."""
-    shown = LineTable(("partition", "range", "broker group", "left", "lag ms", "parked keys", "consumers"), right=_RIGHT)
+    shown = LineTable(
+        ("partition", "range", "broker group", "left", "lag ms", "parked keys", "consumers"),
+        right=_RIGHT,
+    )
     for each in partitions:
         holders = ", ".join(
-            f"{holder['consumer']} {range_text(holder)}{' (paused)' if holder['is_paused'] else ''}" for holder in each["holders"]
+            f"{holder['consumer']} {range_text(holder)}{' (paused)' if holder['is_paused'] else ''}"
+            for holder in each["holders"]
         )
         left = "finished" if each["is_finished"] else f"{each['left']:,}"
         shown.add_row(
@@ -239,9 +293,15 @@ def notes(found: dict[str, Any]) -> list[RenderableType]:
         said.append(Text(f"under way: {change_text(found['change'])}", "yellow"))
     if found["silent_groups"]:
         said.append(Text(f"partial: no answer from {', '.join(found['silent_groups'])}", "red"))
-    bent = sum(each["bent_messages"] or 0 for each in (*found["partitions"], *found["older_partitions"]))
+    bent = sum(
+        each["bent_messages"] or 0 for each in (*found["partitions"], *found["older_partitions"])
+    )
     if bent:
-        said.append(Text(f"{bent:,} messages were taken out of order, as best-effort order allows", "yellow"))
+        said.append(
+            Text(
+                f"{bent:,} messages were taken out of order, as best-effort order allows", "yellow"
+            )
+        )
     return said
 
 
@@ -250,7 +310,10 @@ def notes(found: dict[str, Any]) -> list[RenderableType]:
 
 def change_text(change: dict[str, Any]) -> str:
     """A change on one line."""
-    targets = ", ".join(f"{each['partition']} {range_text(each)} on {each['broker_group']}" for each in change["targets"])
+    targets = ", ".join(
+        f"{each['partition']} {range_text(each)} on {each['broker_group']}"
+        for each in change["targets"]
+    )
     sources = ", ".join(map(str, change["sources"]))
     why = f" ({change['reason']})" if change["reason"] else ""
     return f"{change['kind']} {sources} -> {targets}, to version {change['to_version']}: {change['phase']}{why}"
@@ -259,12 +322,28 @@ def change_text(change: dict[str, Any]) -> str:
 def history_table(changes: Iterable[dict[str, Any]], now_ms: int = 0) -> LineTable:
     """A table with one line per change: when it was prepared, and how much later each phase began."""
     shown = LineTable(
-        ("version", "change", "prepared", "sealed ms", "published ms", "done ms", "refused ms", "reason"), right=_RIGHT, now_ms=now_ms
+        (
+            "version",
+            "change",
+            "prepared",
+            "sealed ms",
+            "published ms",
+            "done ms",
+            "refused ms",
+            "reason",
+        ),
+        right=_RIGHT,
+        now_ms=now_ms,
     )
     for change in changes:
         times = change["times_ms"]
-        later = [f"+{times[phase] - times['prepared']:,}" if {phase, "prepared"} <= times.keys() else "" for phase in _PHASES[1:]]
-        targets = ", ".join(f"{each['partition']} {each['broker_group']}" for each in change["targets"])
+        later = [
+            f"+{times[phase] - times['prepared']:,}" if {phase, "prepared"} <= times.keys() else ""
+            for phase in _PHASES[1:]
+        ]
+        targets = ", ".join(
+            f"{each['partition']} {each['broker_group']}" for each in change["targets"]
+        )
         shown.add_row(
             str(change["to_version"]),
             f"{change['kind']} {', '.join(map(str, change['sources']))} -> {targets}",
@@ -295,11 +374,17 @@ def plan_view(plan: dict[str, Any], columns: int) -> list[RenderableType]:
         draw(after, columns, kinds),
     ]
     last = plan["last_refused_ms_max"]
-    so_long = "no change of this subject has been made yet" if last is None else f"in the subject's last change {last:,} ms at most"
+    so_long = (
+        "no change of this subject has been made yet"
+        if last is None
+        else f"in the subject's last change {last:,} ms at most"
+    )
     sources = ", ".join(map(str, plan["change"]["sources"]))
     word = "partition" if len(plan["change"]["sources"]) == 1 else "partitions"
     view.append(
-        Text(f"Writers of {word} {sources} ({plan['refused_percent']:g} % of the keys) are refused until it is published: {so_long}.")
+        Text(
+            f"Writers of {word} {sources} ({plan['refused_percent']:g} % of the keys) are refused until it is published: {so_long}."
+        )
     )
     for group in plan["groups"]:
         said = f"Group {group['group']} (version {group['version']}) finishes {group['left']:,} messages in {sources} before it continues."
@@ -317,7 +402,9 @@ def _number(value: float | None) -> str:
 
 
 Subject = Annotated[str, typer.Argument(help="An ordered subject.")]
-Partition = Annotated[int, typer.Argument(help="The partition's number, as shown by `qmq route show`.")]
+Partition = Annotated[
+    int, typer.Argument(help="The partition's number, as shown by `qmq route show`.")
+]
 
 Planned = Callable[["pb.DescribeRouteResponse"], dict[str, Any]]
 """Makes the operation for `MetadataClient.change_route` from the subject's current state. Raises InvalidArgument, UnknownPartition."""
@@ -327,8 +414,15 @@ Planned = Callable[["pb.DescribeRouteResponse"], dict[str, Any]]
 class ChangeFlags:
     """The options of every change. `subject` and the operation belong to the classes of the commands."""
 
-    reason: Annotated[str, typer.Option("--reason", help="The reason, shown by `qmq route history`.")] = ""
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every consumer group reads the new partitions.")] = True
+    reason: Annotated[
+        str, typer.Option("--reason", help="The reason, shown by `qmq route history`.")
+    ] = ""
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="Wait until every consumer group reads the new partitions."
+        ),
+    ] = True
     dry_run: DryRun = False
     as_json: Json = False
     server: Server = SERVER
@@ -338,9 +432,22 @@ class ChangeFlags:
 class SplitFlags:
     subject: Subject
     partition: Partition
-    at: Annotated[list[int] | None, typer.Option("--at", help="First logical partition of a part; repeatable.")] = None
-    parts: Annotated[int, typer.Option("--partitions", min=0, help="Without --at: the number of parts, cut by load; default: 2.")] = 0
-    to: Annotated[list[str] | None, typer.Option("--to", help="The parts' broker groups: one for all, or one for each part.")] = None
+    at: Annotated[
+        list[int] | None,
+        typer.Option("--at", help="First logical partition of a part; repeatable."),
+    ] = None
+    parts: Annotated[
+        int,
+        typer.Option(
+            "--partitions",
+            min=0,
+            help="Without --at: the number of parts, cut by load; default: 2.",
+        ),
+    ] = 0
+    to: Annotated[
+        list[str] | None,
+        typer.Option("--to", help="The parts' broker groups: one for all, or one for each part."),
+    ] = None
 
     def planned(self, now: pb.DescribeRouteResponse) -> dict[str, Any]:
         from qmq.proto.v1 import meta_pb2 as pb
@@ -348,20 +455,36 @@ class SplitFlags:
         require(now, [self.partition])
         at, parts = self.at, self.parts
         if at and parts and parts != len(at) + 1:
-            raise InvalidArgument(f"--at makes {len(at) + 1} parts, but --partitions is {parts}: give only one of them")
+            raise InvalidArgument(
+                f"--at makes {len(at) + 1} parts, but --partitions is {parts}: give only one of them"
+            )
         count = len(at) + 1 if at else parts or 2
         groups = names(self.to)
         if len(groups) not in (0, 1, count):
-            raise InvalidArgument(f"--to names {len(groups)} broker groups for {count} parts: give one for all, or one for each")
+            raise InvalidArgument(
+                f"--to names {len(groups)} broker groups for {count} parts: give one for all, or one for each"
+            )
         groups = groups * count if len(groups) == 1 else groups
-        return {"split": pb.SplitOperation(partition=self.partition, at=sorted(at or ()), parts=0 if at else count, broker_groups=groups)}
+        return {
+            "split": pb.SplitOperation(
+                partition=self.partition,
+                at=sorted(at or ()),
+                parts=0 if at else count,
+                broker_groups=groups,
+            )
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeFlags:
     subject: Subject
     partitions: Annotated[list[int], typer.Argument(help="The numbers of neighbouring partitions.")]
-    to: Annotated[str, typer.Option("--to", help="The new partition's broker group; default: the first partition's.")] = ""
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="The new partition's broker group; default: the first partition's."
+        ),
+    ] = ""
 
     def planned(self, now: pb.DescribeRouteResponse) -> dict[str, Any]:
         from qmq.proto.v1 import meta_pb2 as pb
@@ -431,13 +554,17 @@ def require(now: pb.DescribeRouteResponse, numbers: list[int]) -> list[pb.Ordere
     strangers = [number for number in numbers if number not in known]
     if strangers:
         which, there = ", ".join(map(str, strangers)), ", ".join(map(str, known))
-        raise UnknownPartition(f"partition {which} is not in route version {now.route.version} of {now.settings.name!r}: it has {there}")
+        raise UnknownPartition(
+            f"partition {which} is not in route version {now.route.version} of {now.settings.name!r}: it has {there}"
+        )
     return [known[number] for number in numbers]
 
 
 def change(subject: str, planned: Planned, flags: ChangeFlags, timing: CliTiming) -> None:
     """Read the subject, then print the plan (a dry run), or make the change and print the result."""
-    done = run(_plan(subject, planned, flags) if flags.dry_run else _do(subject, planned, flags, timing))
+    done = run(
+        _plan(subject, planned, flags) if flags.dry_run else _do(subject, planned, flags, timing)
+    )
     if flags.as_json:
         sys.stdout.write(json.dumps(done) + "\n")
     elif flags.dry_run:
@@ -451,21 +578,32 @@ async def _plan(subject: str, planned: Planned, flags: ChangeFlags) -> dict[str,
     async with qmq.connect(flags.server) as mq:
         now = await mq.metadata.describe_route(subject)
         operation = planned(now)
-        found = await mq.metadata.change_route(subject, **operation, from_version=now.route.version, reason=flags.reason, dry_run=True)
+        found = await mq.metadata.change_route(
+            subject, **operation, from_version=now.route.version, reason=flags.reason, dry_run=True
+        )
         return plan_facts(now, found, await mq.metadata.route_history(subject))
 
 
-async def _do(subject: str, planned: Planned, flags: ChangeFlags, timing: CliTiming) -> dict[str, Any]:
+async def _do(
+    subject: str, planned: Planned, flags: ChangeFlags, timing: CliTiming
+) -> dict[str, Any]:
     async with qmq.connect(flags.server) as mq:
         now = await mq.metadata.describe_route(subject)
         operation = planned(now)
         with Following(subject, quiet=flags.as_json) as following:
             try:
-                made = await mq.metadata.change_route(subject, **operation, from_version=now.route.version, reason=flags.reason)
+                made = await mq.metadata.change_route(
+                    subject, **operation, from_version=now.route.version, reason=flags.reason
+                )
                 following.publish(made.change)
                 groups = list(now.groups)
                 if flags.wait:
-                    groups = await follow(lambda: mq.metadata.describe_route(subject), made.change, following, timing.follow_s)
+                    groups = await follow(
+                        lambda: mq.metadata.describe_route(subject),
+                        made.change,
+                        following,
+                        timing.follow_s,
+                    )
             except asyncio.CancelledError:
                 following.leave()
                 raise
@@ -478,7 +616,10 @@ async def _do(subject: str, planned: Planned, flags: ChangeFlags, timing: CliTim
 
 
 async def follow(
-    describe: Callable[[], Awaitable[pb.DescribeRouteResponse]], made: pb.RouteChangeInfo, following: Following, look_s: float
+    describe: Callable[[], Awaitable[pb.DescribeRouteResponse]],
+    made: pb.RouteChangeInfo,
+    following: Following,
+    look_s: float,
 ) -> list[pb.OrderedGroup]:
     """Wait until every consumer group has advanced. While no metaserver answers, keep showing the last known state."""
     while True:
@@ -500,7 +641,12 @@ class Following:
         self._subject = subject
         self._quiet = quiet
         self._is_published = False
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[note]}"))
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[note]}"),
+        )
         self._bars = progress_of(*columns, quiet=quiet)
         self._tasks: dict[str, TaskID] = {}
         self._advanced: set[str] = set()
@@ -508,7 +654,9 @@ class Following:
 
     def __enter__(self) -> Following:
         self._bars.start()
-        self._first = self._bars.add_task(f"changing the route of {self._subject}", total=None, note="")
+        self._first = self._bars.add_task(
+            f"changing the route of {self._subject}", total=None, note=""
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -517,7 +665,9 @@ class Following:
     def publish(self, made: pb.RouteChangeInfo) -> None:
         """The new route is published; producers use it."""
         self._is_published = True
-        self._bars.update(self._first, description=f"version {made.to_version} is published", total=1, completed=1)
+        self._bars.update(
+            self._first, description=f"version {made.to_version} is published", total=1, completed=1
+        )
         self._say(f"version {made.to_version} of {self._subject} is published")
 
     def look(self, groups: list[pb.OrderedGroup], made: pb.RouteChangeInfo) -> None:
@@ -526,10 +676,21 @@ class Following:
             left = left_in(group, made.sources)
             is_there = group.version >= made.to_version
             if group.group not in self._tasks:
-                self._tasks[group.group] = self._bars.add_task(f"group {group.group}", total=max(1, left), note="")
-            note = f"version {group.version}" if is_there else f"version {group.version}, {left:,} messages left"
+                self._tasks[group.group] = self._bars.add_task(
+                    f"group {group.group}", total=max(1, left), note=""
+                )
+            note = (
+                f"version {group.version}"
+                if is_there
+                else f"version {group.version}, {left:,} messages left"
+            )
             total = max(left, self._bars.tasks[self._tasks[group.group]].total or 1)
-            self._bars.update(self._tasks[group.group], total=total, completed=total if is_there else total - left, note=note)
+            self._bars.update(
+                self._tasks[group.group],
+                total=total,
+                completed=total if is_there else total - left,
+                note=note,
+            )
             if is_there and group.group not in self._advanced:
                 self._advanced.add(group.group)
                 self._say(f"group {group.group} reads version {group.version}")
@@ -561,7 +722,12 @@ class Following:
 
 
 Subjects = Annotated[list[str], typer.Argument(help="Ordered subjects.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="The file to write, replaced atomically; default: standard output.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", help="The file to write, replaced atomically; default: standard output."
+    ),
+]
 
 
 def export(subjects: Subjects, out: Out = None, server: Server = SERVER) -> None:
@@ -603,7 +769,10 @@ def _replace(path: Path, text: str) -> None:
 
 
 def routes_of(
-    subject: str, first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value
+    subject: str,
+    first: pb.OrderedRoute,
+    changes: Sequence[pb.RouteChangeInfo],
+    order: str = Order.STRICT.value,
 ) -> dict[str, Any]:
     """A subject's part of the file, made from its first route and its changes, oldest first. Pure."""
     from qmq.columns.files.routes import subject_json
@@ -612,7 +781,10 @@ def routes_of(
     return subject_json(subject, followed(first, changes, order))
 
 
-app = typer.Typer(no_args_is_help=True, help="Routes of ordered subjects: show, split, merge, move, history, policy, export.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Routes of ordered subjects: show, split, merge, move, history, policy, export.",
+)
 app.command("split")(split)
 app.command("merge")(merge)
 app.command("move")(move)
@@ -647,7 +819,9 @@ def emit(found: Any, view: Iterable[RenderableType], *, as_json: bool) -> None:
 @app.command("show")
 def show_route(
     subject: Subject,
-    version: Annotated[int, typer.Option("--version", min=0, help="The version of the route; 0: the latest.")] = 0,
+    version: Annotated[
+        int, typer.Option("--version", min=0, help="The version of the route; 0: the latest.")
+    ] = 0,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -661,7 +835,9 @@ def show_route(
 def history(subject: Subject, as_json: Json = False, server: Server = SERVER) -> None:
     """Show the changes of the route, oldest first, and how long writers were refused."""
 
-    found = [change_facts(each) for each in ask(server, lambda mq: mq.metadata.route_history(subject))]
+    found = [
+        change_facts(each) for each in ask(server, lambda mq: mq.metadata.route_history(subject))
+    ]
     emit(found, [history_table(found, time.time_ns() // 1_000_000)], as_json=as_json)
 
 
@@ -683,13 +859,19 @@ def explain(subject: Subject, as_json: Json = False, server: Server = SERVER) ->
 
 def _explanation(found: dict[str, Any]) -> list[RenderableType]:
     policy = found["policy"]
-    state = "on" if policy["is_enabled"] else f"off: `qmq route policy {policy['subject']} --enable` switches it on"
+    state = (
+        "on"
+        if policy["is_enabled"]
+        else f"off: `qmq route policy {policy['subject']} --enable` switches it on"
+    )
     would = "would be done" if policy["is_enabled"] else "would do if it were on"
     said: list[RenderableType] = [f"automatic resharding of {policy['subject']} is {state}"]
     said.append(f"{would} now: {found['operation'] or 'nothing'}")
     said += [f"  {reason}" for reason in found["reasons"]]
     if found["last_ms"]:
-        said.append(f"last, at {time_text(found['last_ms'])}: {found['last_operation'] or 'nothing'}")
+        said.append(
+            f"last, at {time_text(found['last_ms'])}: {found['last_operation'] or 'nothing'}"
+        )
         said += [f"  {reason}" for reason in found["last_reasons"]]
     return said
 
@@ -700,9 +882,14 @@ def _explanation(found: dict[str, Any]) -> list[RenderableType]:
 @app.command("policy")
 def policy(
     subject: Subject,
-    enable: Annotated[bool | None, typer.Option("--enable/--disable", help="Turn automatic resharding on or off.")] = None,
+    enable: Annotated[
+        bool | None, typer.Option("--enable/--disable", help="Turn automatic resharding on or off.")
+    ] = None,
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="SETTING=VALUE...", help="What to change, by the names that are shown.")
+        list[str] | None,
+        typer.Argument(
+            metavar="SETTING=VALUE...", help="What to change, by the names that are shown."
+        ),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -734,16 +921,23 @@ def policy(
             for field, value in given.items():
                 setattr(after, field, value)
             if 0 < after.partitions_max < after.partitions_min:
-                raise InvalidArgument(f"partitions_min={after.partitions_min} is above partitions_max={after.partitions_max}")
+                raise InvalidArgument(
+                    f"partitions_min={after.partitions_min} is above partitions_max={after.partitions_max}"
+                )
             return after if dry_run or not given else await mq.metadata.set_reshard_policy(after)
 
     found = policy_facts(run(_policy()), subject)
     title = "would be" if dry_run and given else f"policy of {subject}"
     show(title, list(found), [list(found.values())], as_json=as_json) if as_json else show(
-        title, ("setting", "value"), [(name.replace("_", " "), str(value)) for name, value in found.items()], as_json=False
+        title,
+        ("setting", "value"),
+        [(name.replace("_", " "), str(value)) for name, value in found.items()],
+        as_json=False,
     )
 
 
 def policy_facts(found: pb.ReshardPolicy, subject: str) -> dict[str, Any]:
     """A policy as JSON values."""
-    return {"subject": subject, "is_enabled": found.is_enabled} | {field: getattr(found, field) for field in POLICY_FIELDS}
+    return {"subject": subject, "is_enabled": found.is_enabled} | {
+        field: getattr(found, field) for field in POLICY_FIELDS
+    }

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Make certificates for TLS.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Option("--folder", envvar="QMQ_CERT_FOLDER", help="Folder of the authority and the certificates.")]
+Folder = Annotated[
+    Path,
+    typer.Option(
+        "--folder", envvar="QMQ_CERT_FOLDER", help="Folder of the authority and the certificates."
+    ),
+]
 Days = Annotated[int, typer.Option("--days", min=1, help="How long the certificate is valid.")]
 FOLDER = Path("qmq-certs")
 _COLUMNS = ("certificate", "key", "valid until")
@@ -39,9 +44,18 @@ def ca(folder: Folder = FOLDER, days: Days = 3650, as_json: Json = False) -> Non
 
 @app.command("server")
 def server(
-    name: Annotated[str, typer.Argument(help="The server's name, for example the name of its replica.")],
-    hosts: Annotated[list[str], typer.Option("--host", help="A host name or address of the server; repeatable.")],
-    kind: Annotated[str, typer.Option("--kind", help="'node' for a broker or a delay server, 'meta' for a metaserver.")] = "node",
+    name: Annotated[
+        str, typer.Argument(help="The server's name, for example the name of its replica.")
+    ],
+    hosts: Annotated[
+        list[str], typer.Option("--host", help="A host name or address of the server; repeatable.")
+    ],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind", help="'node' for a broker or a delay server, 'meta' for a metaserver."
+        ),
+    ] = "node",
     folder: Folder = FOLDER,
     days: Days = 365,
     as_json: Json = False,
@@ -53,7 +67,9 @@ def server(
 @app.command("client")
 def client(
     name: Annotated[str, typer.Argument(help="The application's or the operator's name.")],
-    kind: Annotated[str, typer.Option("--kind", help="'app' for an application, 'op' for an operator.")] = "app",
+    kind: Annotated[
+        str, typer.Option("--kind", help="'app' for an application, 'op' for an operator.")
+    ] = "app",
     folder: Folder = FOLDER,
     days: Days = 365,
     as_json: Json = False,
@@ -62,7 +78,9 @@ def client(
     _issue(folder, name, kind, [], days, as_json)
 
 
-Members = Annotated[list[str] | None, typer.Option(help="NAME=HOST,HOST (or HOST:PORT); repeatable.")]
+Members = Annotated[
+    list[str] | None, typer.Option(help="NAME=HOST,HOST (or HOST:PORT); repeatable.")
+]
 Names = Annotated[list[str] | None, typer.Option(help="A name; repeatable.")]
 
 
@@ -72,8 +90,12 @@ def cluster(
     meta: Members = None,
     node: Members = None,
     op: Names = None,
-    application: Annotated[list[str] | None, typer.Option("--app", help="A name; repeatable.")] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="Replace the certificates, but keep the authorities.")] = False,
+    application: Annotated[
+        list[str] | None, typer.Option("--app", help="A name; repeatable.")
+    ] = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Replace the certificates, but keep the authorities.")
+    ] = False,
     folder: Folder = FOLDER,
     days: Days = 365,
     as_json: Json = False,
@@ -81,14 +103,25 @@ def cluster(
     """Make the missing certificates of a whole cluster: one authority for QMQ, one for etcd, and a folder for each member."""
     from qmq.security.certificates import CertificateHolder, make_certificates, member_of
 
-    servers = [("etcd", text) for text in etcd or ()] + [("meta", text) for text in meta or ()] + [("node", text) for text in node or ()]
+    servers = (
+        [("etcd", text) for text in etcd or ()]
+        + [("meta", text) for text in meta or ()]
+        + [("node", text) for text in node or ()]
+    )
     try:
         members = [member_of(kind, text) for kind, text in servers]
-        members += [CertificateHolder("op", name) for name in op or ()] + [CertificateHolder("app", name) for name in application or ()]
+        members += [CertificateHolder("op", name) for name in op or ()] + [
+            CertificateHolder("app", name) for name in application or ()
+        ]
         made = make_certificates(folder, members, renews=renew, days=days)
     except (OSError, QmqError) as failure:
         fail(failure)
-    show("made", _COLUMNS, [(str(each.cert), str(each.key), each.ends_at.isoformat()) for each in made], as_json=as_json)
+    show(
+        "made",
+        _COLUMNS,
+        [(str(each.cert), str(each.key), each.ends_at.isoformat()) for each in made],
+        as_json=as_json,
+    )
 
 
 def _issue(folder: Path, name: str, kind: str, hosts: list[str], days: int, as_json: bool) -> None:
@@ -101,7 +134,12 @@ def _issue(folder: Path, name: str, kind: str, hosts: list[str], days: int, as_j
 
 
 def _show(made: Issued, as_json: bool) -> None:
-    show("made", _COLUMNS, [(str(made.cert), str(made.key), made.ends_at.isoformat())], as_json=as_json)
+    show(
+        "made",
+        _COLUMNS,
+        [(str(made.cert), str(made.key), made.ends_at.isoformat())],
+        as_json=as_json,
+    )
 
 
 etcd_users = typer.Typer(help="etcd's own users.", no_args_is_help=True)
@@ -122,9 +160,18 @@ def protect(
     etcd_ca: EtcdCa = None,
     etcd_cert: EtcdCert = None,
     etcd_key: EtcdKey = None,
-    user: Annotated[str, typer.Option("--user", help="The common name of the certificates that QMQ's servers show to etcd.")] = "qmq",
+    user: Annotated[
+        str,
+        typer.Option(
+            "--user", help="The common name of the certificates that QMQ's servers show to etcd."
+        ),
+    ] = "qmq",
     member: Annotated[
-        str, typer.Option("--member", help="The common name of the etcd members' certificates; this user gets no rights.")
+        str,
+        typer.Option(
+            "--member",
+            help="The common name of the etcd members' certificates; this user gets no rights.",
+        ),
     ] = "etcd",
 ) -> None:
     """Create the users and turn on etcd's access control. Needs a certificate with the common name root. Safe to run again."""
@@ -133,7 +180,9 @@ def protect(
         asyncio.run(_protect(options, user, member))
     except QmqError as failure:
         fail(failure)
-    typer.echo(f"etcd's access control is on: {user} may read and write {PREFIX}, root everything, no other user anything")
+    typer.echo(
+        f"etcd's access control is on: {user} may read and write {PREFIX}, root everything, no other user anything"
+    )
 
 
 async def _protect(options: EtcdOptions, user: str, member: str) -> None:

@@ -20,7 +20,10 @@ CONTEXT: Final = {
 }
 """Makes typer pass a job's arguments through, `--help` included."""
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="[JOB [OPTIONS]...]", help="The job; leave it out for a list of jobs.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[JOB [OPTIONS]...]", help="The job; leave it out for a list of jobs."),
+]
 
 
 def spark(words: Words = None) -> None:
@@ -28,7 +31,12 @@ def spark(words: Words = None) -> None:
     from pyspark_qmq import jobs
 
     if not words or words[0] in ("--help", "-h"):
-        show("jobs: see qmq spark JOB --help", ("job", "what it does"), list(jobs.JOBS.items()), as_json=False)
+        show(
+            "jobs: see qmq spark JOB --help",
+            ("job", "what it does"),
+            list(jobs.JOBS.items()),
+            as_json=False,
+        )
         return
     try:
         status = jobs.run(words[0], words[1:])
@@ -36,5 +44,9 @@ def spark(words: Words = None) -> None:
         missing = (cause.name or "").split(".")[0]
         if missing in ("qmq", "pyspark_qmq"):
             raise
-        fail(InvalidArgument(f"qmq spark needs another package ({missing} is missing): pip install 'qmq[spark]'"))
+        fail(
+            InvalidArgument(
+                f"qmq spark needs another package ({missing} is missing): pip install 'qmq[spark]'"
+            )
+        )
     raise typer.Exit(status)

@@ -12,7 +12,19 @@ import typer
 from qmq_ordering.hashing import LOGICAL_PARTITIONS
 
 import qmq
-from qmq.cli.output import SERVER, CommandGroup, DryRun, Json, Server, ask, fail, run, say, show, time_text
+from qmq.cli.output import (
+    SERVER,
+    CommandGroup,
+    DryRun,
+    Json,
+    Server,
+    ask,
+    fail,
+    run,
+    say,
+    show,
+    time_text,
+)
 from qmq.cli.roles import names_of
 from qmq.errors import InvalidArgument, Unavailable, UnknownSubject
 from qmq.limits import BODY_BYTES_MAX
@@ -22,7 +34,9 @@ from qmq.process.description import shards_of
 from qmq.schemas.declared_schema import struct_of
 from qmq.text import number
 
-schemas = typer.Typer(no_args_is_help=True, help="The schema of a subject's bodies: set, show, list, delete.")
+schemas = typer.Typer(
+    no_args_is_help=True, help="The schema of a subject's bodies: set, show, list, delete."
+)
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
 
@@ -30,13 +44,24 @@ Subject = Annotated[str, typer.Argument(help="The subject.")]
 @schemas.command("set")
 def set_schema(
     subject: Subject,
-    json_schema: Annotated[Path | None, typer.Option("--json-schema", help="A file with a JSON Schema.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option("--json-schema", help="A file with a JSON Schema.")
+    ] = None,
     avro: Annotated[Path | None, typer.Option("--avro", help="A file with an Avro schema.")] = None,
     kind: Annotated[
-        str, typer.Option("--type", metavar="MODULE:NAME", help="A Python type of JSON bodies, such as a msgspec.Struct.")
+        str,
+        typer.Option(
+            "--type",
+            metavar="MODULE:NAME",
+            help="A Python type of JSON bodies, such as a msgspec.Struct.",
+        ),
     ] = "",
     compatibility: Annotated[
-        str | None, typer.Option("--compatibility", help="backward, forward, full or none; default: as before, at first backward.")
+        str | None,
+        typer.Option(
+            "--compatibility",
+            help="backward, forward, full or none; default: as before, at first backward.",
+        ),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -48,18 +73,27 @@ def set_schema(
         form, text = _given(json_schema, avro, kind)
         chosen = None if compatibility is None else compatibility_of(compatibility)
         async with qmq.connect(server) as mq:
-            return await mq.metadata.set_subject_schema(subject, form, text, chosen, dry_run=dry_run)
+            return await mq.metadata.set_subject_schema(
+                subject, form, text, chosen, dry_run=dry_run
+            )
 
     done = run(_set())
     what = f"would be version {done.version}" if dry_run else f"is version {done.version}"
     row = (subject, done.version, done.format.value, done.compatibility.value)
-    say(f"the schema {what} of {subject}", ("subject", "version", "format", "compatibility"), row, as_json=as_json)
+    say(
+        f"the schema {what} of {subject}",
+        ("subject", "version", "format", "compatibility"),
+        row,
+        as_json=as_json,
+    )
 
 
 def _given(json_schema: Path | None, avro: Path | None, kind: str) -> tuple[SchemaFormat, str]:
     """Raises InvalidArgument."""
     if sum(bool(each) for each in (json_schema, avro, kind)) != 1:
-        raise InvalidArgument("give the schema once: --json-schema FILE, --avro FILE or --type MODULE:NAME")
+        raise InvalidArgument(
+            "give the schema once: --json-schema FILE, --avro FILE or --type MODULE:NAME"
+        )
     if kind:
         return SchemaFormat.JSON_SCHEMA, _schema_of(kind)
     path = json_schema or avro
@@ -81,7 +115,9 @@ def _schema_of(name: str) -> str:
     try:
         found: Any = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as cause:
-        raise InvalidArgument(f"--type is MODULE:NAME of a type that can be imported from here, and {name!r} cannot: {cause}") from None
+        raise InvalidArgument(
+            f"--type is MODULE:NAME of a type that can be imported from here, and {name!r} cannot: {cause}"
+        ) from None
     finally:
         sys.path.remove("")
     try:
@@ -93,17 +129,32 @@ def _schema_of(name: str) -> str:
 @schemas.command("show")
 def show_schema(
     subject: Subject,
-    version: Annotated[int | None, typer.Option("--version", min=1, help="Of this version; default: the newest.")] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=1, help="Of this version; default: the newest.")
+    ] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
     """Print a subject's schema in the declared form."""
     versions = run(_versions(subject, server))
-    found = versions[-1] if version is None else next((each for each in versions if each.version == version), None)
+    found = (
+        versions[-1]
+        if version is None
+        else next((each for each in versions if each.version == version), None)
+    )
     if found is None:
-        fail(InvalidArgument(f"the schema of {subject!r} has the versions 1 to {versions[-1].version}, not {version}"))
+        fail(
+            InvalidArgument(
+                f"the schema of {subject!r} has the versions 1 to {versions[-1].version}, not {version}"
+            )
+        )
     if as_json:
-        show("", ("version", "format", "compatibility", "text"), [(*_row(found)[:3], found.text)], as_json=True)
+        show(
+            "",
+            ("version", "format", "compatibility", "text"),
+            [(*_row(found)[:3], found.text)],
+            as_json=True,
+        )
     else:
         sys.stdout.write(found.text.rstrip("\n") + "\n")
 
@@ -112,12 +163,23 @@ def show_schema(
 def list_schemas(subject: Subject, as_json: Json = False, server: Server = SERVER) -> None:
     """List the versions of a subject's schema."""
     columns = ("version", "format", "compatibility", "created", "fields")
-    show(f"schemas of {subject}", columns, [_row(each) for each in run(_versions(subject, server))], as_json=as_json)
+    show(
+        f"schemas of {subject}",
+        columns,
+        [_row(each) for each in run(_versions(subject, server))],
+        as_json=as_json,
+    )
 
 
 def _row(schema: DeclaredSchema) -> tuple[Any, ...]:
     fields = ",".join(each.name for each in struct_of(schema).fields)
-    return schema.version, schema.format.value, schema.compatibility.value, time_text(schema.created_ms), fields
+    return (
+        schema.version,
+        schema.format.value,
+        schema.compatibility.value,
+        time_text(schema.created_ms),
+        fields,
+    )
 
 
 async def _versions(subject: str, server: str) -> list[DeclaredSchema]:
@@ -130,17 +192,39 @@ def delete_schema(subject: Subject, as_json: Json = False, server: Server = SERV
     """Delete all versions of a subject's schema. Messages and tables stay as they are."""
 
     count = ask(server, lambda mq: mq.metadata.delete_subject_schemas(subject))
-    say(f"deleted {counted(count, 'version')} of the schema of {subject}", ("subject", "versions"), (subject, count), as_json=as_json)
+    say(
+        f"deleted {counted(count, 'version')} of the schema of {subject}",
+        ("subject", "versions"),
+        (subject, count),
+        as_json=as_json,
+    )
 
 
-app = typer.Typer(no_args_is_help=True, help="Subjects: list, create, show, alter, place, purge, delete; their schemas.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Subjects: list, create, show, alter, place, purge, delete; their schemas.",
+)
 app.add_typer(schemas, name="schema", cls=CommandGroup)
 
 FlushOf = Annotated[
-    str, typer.Option("--flush", help="'sync': acknowledge a message when a majority has flushed it; 'default': the brokers' setting.")
+    str,
+    typer.Option(
+        "--flush",
+        help="'sync': acknowledge a message when a majority has flushed it; 'default': the brokers' setting.",
+    ),
 ]
 _ALTERED: Final = ("subject", "retention ms", "retention bytes", "body bytes max")
-_COLUMNS = ("subject", "partition", "broker group", "first", "next", "messages", "bytes", "last stored", "order")
+_COLUMNS = (
+    "subject",
+    "partition",
+    "broker group",
+    "first",
+    "next",
+    "messages",
+    "bytes",
+    "last stored",
+    "order",
+)
 
 
 @app.command("list")
@@ -151,7 +235,13 @@ def list_subjects(
 ) -> None:
     """List subjects with their stored messages."""
     found = ask(server, lambda mq: mq.metadata.list_subjects(prefix))
-    show("subjects", _COLUMNS, [row for each in found for row in _rows(each)], as_json=as_json, silent=found.silent)
+    show(
+        "subjects",
+        _COLUMNS,
+        [row for each in found for row in _rows(each)],
+        as_json=as_json,
+        silent=found.silent,
+    )
 
 
 def _rows(subject: Any) -> list[tuple[Any, ...]]:
@@ -169,26 +259,40 @@ def _rows(subject: Any) -> list[tuple[Any, ...]]:
         )
         for queue in subject.queues
     ]
-    return rows or [(subject.settings.name, 0, "", 0, 0, 0, 0, time_text(0), subject.settings.order)]
+    return rows or [
+        (subject.settings.name, 0, "", 0, 0, 0, 0, time_text(0), subject.settings.order)
+    ]
 
 
 @app.command("create")
 def create(
     name: Annotated[str, typer.Argument(help="The subject.")],
-    retention_hours: Annotated[float | None, typer.Option(help="How long messages are kept.")] = None,
-    retention_mib: Annotated[int | None, typer.Option(help="The size of a queue beyond which its oldest messages are deleted.")] = None,
+    retention_hours: Annotated[
+        float | None, typer.Option(help="How long messages are kept.")
+    ] = None,
+    retention_mib: Annotated[
+        int | None,
+        typer.Option(help="The size of a queue beyond which its oldest messages are deleted."),
+    ] = None,
     body_bytes_max: Annotated[int, typer.Option(help="The largest body.")] = BODY_BYTES_MAX,
     order: Annotated[
-        str, typer.Option(help="'strict': messages of a key are always in order; 'best-effort': in order unless there are failures.")
+        str,
+        typer.Option(
+            help="'strict': messages of a key are always in order; 'best-effort': in order unless there are failures."
+        ),
     ] = "",
     logical_partitions: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"Ordered: number of logical partitions for hashing keys; cannot be changed; default: {LOGICAL_PARTITIONS:,}."
+            min=1,
+            help=f"Ordered: number of logical partitions for hashing keys; cannot be changed; default: {LOGICAL_PARTITIONS:,}.",
         ),
     ] = None,
     partitions: Annotated[
-        int | None, typer.Option(min=1, help="Ordered: the initial number of partitions; default: one per broker group.")
+        int | None,
+        typer.Option(
+            min=1, help="Ordered: the initial number of partitions; default: one per broker group."
+        ),
     ] = None,
     fencing: Annotated[
         str | None,
@@ -226,14 +330,22 @@ def _flush(text: str) -> SubjectFlush:
     return SubjectFlush(text)
 
 
-def ordering(order: str, logical_partitions: int | None, partitions: int | None, fencing: str | None) -> dict[str, Any]:
+def ordering(
+    order: str, logical_partitions: int | None, partitions: int | None, fencing: str | None
+) -> dict[str, Any]:
     """The fields of SubjectConfig about order. Raises InvalidArgument."""
     known = [each.value for each in Order if each.value]
     if not order:
-        given = {"--logical-partitions": logical_partitions, "--partitions": partitions, "--fencing": fencing}
+        given = {
+            "--logical-partitions": logical_partitions,
+            "--partitions": partitions,
+            "--fencing": fencing,
+        }
         extra = [option for option, value in given.items() if value is not None]
         if extra:
-            raise InvalidArgument(f"{', '.join(extra)} needs an ordered subject: --order {' or '.join(known)}")
+            raise InvalidArgument(
+                f"{', '.join(extra)} needs an ordered subject: --order {' or '.join(known)}"
+            )
         return {}
     if order not in known:
         raise InvalidArgument(f"--order must be {' or '.join(known)}, not {order!r}")
@@ -249,7 +361,11 @@ def ordering(order: str, logical_partitions: int | None, partitions: int | None,
 
 @app.command("show")
 @app.command("describe", hidden=True)
-def describe(name: Annotated[str, typer.Argument(help="The subject.")], as_json: Json = False, server: Server = SERVER) -> None:
+def describe(
+    name: Annotated[str, typer.Argument(help="The subject.")],
+    as_json: Json = False,
+    server: Server = SERVER,
+) -> None:
     """Show a subject's settings and stored messages."""
 
     found, silent = ask(server, lambda mq: _find(mq, name))
@@ -267,7 +383,16 @@ def describe(name: Annotated[str, typer.Argument(help="The subject.")], as_json:
         )
         for row in _rows(found)
     ]
-    columns = (*_COLUMNS, "retention ms", "retention bytes", "body bytes max", "lives on", "logical partitions", "fencing", "flush")
+    columns = (
+        *_COLUMNS,
+        "retention ms",
+        "retention bytes",
+        "body bytes max",
+        "lives on",
+        "logical partitions",
+        "fencing",
+        "flush",
+    )
     show(f"subject {name}", columns, rows, as_json=as_json, silent=silent)
 
 
@@ -281,7 +406,10 @@ async def _find(mq: qmq.Client, name: str) -> tuple[Any, dict[str, str]]:
 
 @app.command("flush")
 def set_flush(
-    name: Annotated[str, typer.Argument(help="The subject.")], flush: FlushOf, as_json: Json = False, server: Server = SERVER
+    name: Annotated[str, typer.Argument(help="The subject.")],
+    flush: FlushOf,
+    as_json: Json = False,
+    server: Server = SERVER,
 ) -> None:
     """Set when messages of a subject are acknowledged. Brokers apply the change within a second or two."""
 
@@ -297,13 +425,20 @@ def set_flush(
 def alter(
     name: Annotated[str, typer.Argument(help="The subject.")],
     retention_hours: Annotated[
-        str | None, typer.Option(help="How long messages are kept, or 'default': as the brokers' settings say.")
+        str | None,
+        typer.Option(
+            help="How long messages are kept, or 'default': as the brokers' settings say."
+        ),
     ] = None,
     retention_mib: Annotated[
         str | None,
-        typer.Option(help="The size of a queue beyond which its oldest messages are deleted, or 'default': as the brokers' settings say."),
+        typer.Option(
+            help="The size of a queue beyond which its oldest messages are deleted, or 'default': as the brokers' settings say."
+        ),
     ] = None,
-    body_bytes_max: Annotated[int | None, typer.Option(help="The largest body. Longer ones that are stored stay.")] = None,
+    body_bytes_max: Annotated[
+        int | None, typer.Option(help="The largest body. Longer ones that are stored stay.")
+    ] = None,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -319,7 +454,12 @@ def alter(
             )
 
     now = run(_alter())
-    row = (name, _or_default(now, "retention_ms"), _or_default(now, "retention_bytes"), now.body_bytes_max)
+    row = (
+        name,
+        _or_default(now, "retention_ms"),
+        _or_default(now, "retention_bytes"),
+        now.body_bytes_max,
+    )
     kept = ", ".join(f"{what} {value}" for what, value in zip(_ALTERED[1:], row[1:], strict=True))
     say(f"subject {name}: {kept}", _ALTERED, row, as_json=as_json)
 
@@ -338,7 +478,10 @@ def place(
     name: Annotated[str, typer.Argument(help="The subject.")],
     groups: Annotated[
         str,
-        typer.Option("--groups", help="The new broker groups: g1,g2. A sharded broker's name stands for all its shards."),
+        typer.Option(
+            "--groups",
+            help="The new broker groups: g1,g2. A sharded broker's name stands for all its shards.",
+        ),
     ],
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -349,12 +492,25 @@ def place(
     async def _place() -> tuple[str, str, str]:
         async with qmq.connect(server) as mq:
             before = await _groups_of(mq, name)
-            known = [each.broker_group for each in (await mq.metadata.cluster()).groups if not each.is_delay]
-            wanted = tuple(group for each in names_of(groups, "--groups") for group in shards_of(each, known))
-            after = wanted if dry_run else (await mq.metadata.place_subject(name, wanted)).broker_groups
+            known = [
+                each.broker_group
+                for each in (await mq.metadata.cluster()).groups
+                if not each.is_delay
+            ]
+            wanted = tuple(
+                group for each in names_of(groups, "--groups") for group in shards_of(each, known)
+            )
+            after = (
+                wanted if dry_run else (await mq.metadata.place_subject(name, wanted)).broker_groups
+            )
             return (name, before, ",".join(after))
 
-    show("would be" if dry_run else "placed", ("subject", "from", "to"), [run(_place())], as_json=as_json)
+    show(
+        "would be" if dry_run else "placed",
+        ("subject", "from", "to"),
+        [run(_place())],
+        as_json=as_json,
+    )
 
 
 async def _groups_of(mq: qmq.Client, name: str) -> str:
@@ -372,7 +528,9 @@ def _or_default(settings: Any, field: str) -> Any:
 @app.command("purge")
 def purge(
     name: Annotated[str, typer.Argument(help="The subject.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the subject's name again.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask for the subject's name again.")
+    ] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -383,15 +541,25 @@ def purge(
             found, _ = await _find(mq, name)
         return sum(queue.next_sequence - queue.start_sequence for queue in found.queues)
 
-    if not yes and typer.prompt(f"type {name} to delete its {run(_count()):,} messages", err=True) != name:
+    if (
+        not yes
+        and typer.prompt(f"type {name} to delete its {run(_count()):,} messages", err=True) != name
+    ):
         fail(InvalidArgument("that is not the subject's name: nothing was deleted"))
-    show("purged", ("subject", "messages"), [(name, ask(server, lambda mq: mq.metadata.purge_subject(name)))], as_json=as_json)
+    show(
+        "purged",
+        ("subject", "messages"),
+        [(name, ask(server, lambda mq: mq.metadata.purge_subject(name)))],
+        as_json=as_json,
+    )
 
 
 @app.command("delete")
 def delete(
     name: Annotated[str, typer.Argument(help="The subject.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the subject's name again.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask for the subject's name again.")
+    ] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -400,4 +568,9 @@ def delete(
         fail(InvalidArgument("that is not the subject's name: nothing was deleted"))
 
     count = ask(server, lambda mq: mq.metadata.delete_subject(name))
-    say(f"deleted subject {name}: {counted(count, 'queue')}", ("subject", "queues"), (name, count), as_json=as_json)
+    say(
+        f"deleted subject {name}: {counted(count, 'queue')}",
+        ("subject", "queues"),
+        (name, count),
+        as_json=as_json,
+    )

@@ -23,9 +23,25 @@ from rich.text import Text
 
 import qmq
 from qmq.cli.arguments import age
-from qmq.cli.output import EXIT_UNAVAILABLE, SERVER, Json, Server, View, console, errors, run, table_lines
+from qmq.cli.output import (
+    EXIT_UNAVAILABLE,
+    SERVER,
+    Json,
+    Server,
+    View,
+    console,
+    errors,
+    run,
+    table_lines,
+)
 from qmq.operations.snapshot import ClusterSnapshot
-from qmq.operations.snapshot_reading import BrokerGroupRate, ClusterRates, GroupRate, SubjectRate, rates
+from qmq.operations.snapshot_reading import (
+    BrokerGroupRate,
+    ClusterRates,
+    GroupRate,
+    SubjectRate,
+    rates,
+)
 from qmq.operations.text import counted, size_in_words
 
 if TYPE_CHECKING:
@@ -65,9 +81,30 @@ HELP: Final = "s subjects  g groups  b brokers | by i in  o out  l lag  a age  n
 _COLUMNS: Final = {
     TopBy.SUBJECT: ("subject", "in/s", "out/s", "lag", "age", "groups", "messages", "bytes"),
     TopBy.GROUP: ("subject", "group", "out/s", "lag", "age", "consumers", "state"),
-    TopBy.BROKER: ("broker group", "health", "in/s", "out/s", "replicas", "master", "stored", "free"),
+    TopBy.BROKER: (
+        "broker group",
+        "health",
+        "in/s",
+        "out/s",
+        "replicas",
+        "master",
+        "stored",
+        "free",
+    ),
 }
-_RIGHT: Final = {"in/s", "out/s", "lag", "age", "groups", "messages", "bytes", "consumers", "replicas", "stored", "free"}
+_RIGHT: Final = {
+    "in/s",
+    "out/s",
+    "lag",
+    "age",
+    "groups",
+    "messages",
+    "bytes",
+    "consumers",
+    "replicas",
+    "stored",
+    "free",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +123,21 @@ class TopChoice:
 
 
 def screen(
-    snapshot: ClusterSnapshot, found: ClusterRates, choice: TopChoice, *, width: int | None, height: int | None = None, trouble: str = ""
+    snapshot: ClusterSnapshot,
+    found: ClusterRates,
+    choice: TopChoice,
+    *,
+    width: int | None,
+    height: int | None = None,
+    trouble: str = "",
 ) -> list[Text]:
     """The lines of a screen: a header, a table, and notes about missing data. Without a size, as large as necessary."""
-    head = [Text(line if width is None else line[:width], "bold") for line in _head(snapshot, found)]
-    notes = [Text(line if width is None else line[:width], "red") for line in _notes(snapshot, trouble)]
+    head = [
+        Text(line if width is None else line[:width], "bold") for line in _head(snapshot, found)
+    ]
+    notes = [
+        Text(line if width is None else line[:width], "red") for line in _notes(snapshot, trouble)
+    ]
     rows = [cells for _, cells in sorted(_rows(found, choice), key=lambda each: each[0])]
     room = None if height is None else max(height - len(head) - len(notes) - 2, 1)
     shown = rows if room is None or len(rows) <= room else rows[: max(room - 1, 1)]
@@ -114,8 +161,14 @@ def _head(snapshot: ClusterSnapshot, found: ClusterRates) -> list[str]:
 
 def _notes(snapshot: ClusterSnapshot, trouble: str) -> list[str]:
     found = [trouble] if trouble else []
-    found += [f"partial: broker group {group} is missing ({reason})" for group, reason in sorted(snapshot.silent.items())]
-    return found + [f"partial: no {question.replace('_', ' ')} ({reason})" for question, reason in sorted(snapshot.missing.items())]
+    found += [
+        f"partial: broker group {group} is missing ({reason})"
+        for group, reason in sorted(snapshot.silent.items())
+    ]
+    return found + [
+        f"partial: no {question.replace('_', ' ')} ({reason})"
+        for question, reason in sorted(snapshot.missing.items())
+    ]
 
 
 _Row = tuple[tuple[Any, ...], Sequence[Any]]
@@ -130,7 +183,9 @@ def _rows(found: ClusterRates, choice: TopChoice) -> list[_Row]:
     return [(_broker_key(each, choice.sort), _broker_cells(each)) for each in found.broker_groups]
 
 
-def _key(sort: TopSort, name: str, figures: dict[TopSort, Callable[[], float | None]]) -> tuple[Any, ...]:
+def _key(
+    sort: TopSort, name: str, figures: dict[TopSort, Callable[[], float | None]]
+) -> tuple[Any, ...]:
     """Sorts the highest value first, equal values by name. Lines without the value come last."""
     figure = figures.get(sort)
     return (-((figure() if figure is not None else 0) or 0), name)
@@ -159,7 +214,10 @@ def _group_key(each: GroupRate, sort: TopSort) -> tuple[Any, ...]:
 
 
 def _broker_key(each: BrokerGroupRate, sort: TopSort) -> tuple[Any, ...]:
-    figures: dict[TopSort, Callable[[], float | None]] = {TopSort.IN: lambda: each.in_per_s, TopSort.OUT: lambda: each.out_per_s}
+    figures: dict[TopSort, Callable[[], float | None]] = {
+        TopSort.IN: lambda: each.in_per_s,
+        TopSort.OUT: lambda: each.out_per_s,
+    }
     return _key(sort, each.broker_group, figures)
 
 
@@ -180,7 +238,15 @@ def _group_cells(each: GroupRate) -> Sequence[Any]:
     state = Text("paused", "yellow") if each.is_paused else Text("")
     if not each.is_paused and each.lag_messages and not each.consumers:
         state = Text("no consumers", "red")
-    return (each.subject, each.group, per_second(each.out_per_s), short(each.lag_messages), age(each.lag_ms), str(each.consumers), state)
+    return (
+        each.subject,
+        each.group,
+        per_second(each.out_per_s),
+        short(each.lag_messages),
+        age(each.lag_ms),
+        str(each.consumers),
+        state,
+    )
 
 
 def _broker_cells(each: BrokerGroupRate) -> Sequence[Any]:
@@ -211,7 +277,11 @@ def short(number: int) -> str:
         return f"{number:,}"
     for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
-            return f"{number / size:.3g}{unit}" if number / size < 999.5 else f"{number // size:,}{unit}"
+            return (
+                f"{number / size:.3g}{unit}"
+                if number / size < 999.5
+                else f"{number // size:,}{unit}"
+            )
     raise AssertionError("a hundred thousand has a unit")
 
 
@@ -231,9 +301,14 @@ def top(
     by: Annotated[TopBy, typer.Option("--by", help="What each line shows.")] = TopBy.SUBJECT,
     sort: Annotated[TopSort, typer.Option("--sort", help="What comes first.")] = TopSort.IN,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.1, help="Seconds between snapshots; more if a snapshot takes long.")
+        float,
+        typer.Option(
+            "--interval", min=0.1, help="Seconds between snapshots; more if a snapshot takes long."
+        ),
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Take two snapshots, show the rates, and exit.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Take two snapshots, show the rates, and exit.")
+    ] = False,
     as_json: Json = False,
     server: Server = SERVER,
 ) -> None:
@@ -242,7 +317,13 @@ def top(
     With --json, prints a line of JSON per snapshot.
     """
     shown = Screen(TopChoice(by, sort))
-    is_live = not once and not as_json and console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty()
+    is_live = (
+        not once
+        and not as_json
+        and console.is_terminal
+        and not console.is_dumb_terminal
+        and sys.stdin.isatty()
+    )
     is_found = run(_top(server, interval_s, once, as_json, shown, is_live))
     if not is_found:
         raise typer.Exit(EXIT_UNAVAILABLE)
@@ -260,7 +341,9 @@ class Screen:
     def take(self, found: ClusterSnapshot) -> bool:
         """Take a new snapshot. If no metaserver answers, keep the last one and return False."""
         if not found.is_reachable:
-            self.trouble = "; ".join(f"metaserver {each.address}: {each.failure}" for each in found.metaservers)
+            self.trouble = "; ".join(
+                f"metaserver {each.address}: {each.failure}" for each in found.metaservers
+            )
             return False
         self.previous, self.now, self.trouble = self.now, found, ""
         return True
@@ -269,7 +352,11 @@ class Screen:
         """The output of --json for a snapshot."""
         if self.now is None:
             return {"error": self.trouble}
-        silent = {"silent": dict(self.now.silent), "missing": dict(self.now.missing), "error": self.trouble}
+        silent = {
+            "silent": dict(self.now.silent),
+            "missing": dict(self.now.missing),
+            "error": self.trouble,
+        }
         return rates(self.previous, self.now).as_json() | silent
 
     def lines(self, *, width: int | None, height: int | None = None) -> list[Text]:
@@ -277,10 +364,14 @@ class Screen:
         if self.now is None:
             return [Text(self.trouble or "looking ...")]
         found = rates(self.previous, self.now)
-        return screen(self.now, found, self.choice, width=width, height=height, trouble=self.trouble)
+        return screen(
+            self.now, found, self.choice, width=width, height=height, trouble=self.trouble
+        )
 
 
-async def _top(server: str, interval_s: float, once: bool, as_json: bool, shown: Screen, is_live: bool) -> bool:
+async def _top(
+    server: str, interval_s: float, once: bool, as_json: bool, shown: Screen, is_live: bool
+) -> bool:
     """Run until stopped; with `once`, return whether a metaserver answered."""
     async with qmq.connect(server) as mq:
         if once:

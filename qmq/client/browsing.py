@@ -36,7 +36,11 @@ class BrowsedMessage(StoredMessage):
     def __init__(self, batch: DecodedBatch, index: int, queue: BrowsedQueue) -> None:
         self.body, self.attempt, self.is_settled = batch.bodies[index], 1, False
         self._batch, self._index = batch, index
-        self.subject, self.broker_group, self.partition = queue.subject, queue.broker_group, queue.partition
+        self.subject, self.broker_group, self.partition = (
+            queue.subject,
+            queue.broker_group,
+            queue.partition,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +89,18 @@ class BrowseSelection:
 
     def wants(self, message: StoredMessage) -> bool:
         """Whether the selection has this message, apart from `last`. Pure."""
-        if message.append_time_ms < self.start_ms or (self.end_ms and message.append_time_ms >= self.end_ms):
+        if message.append_time_ms < self.start_ms or (
+            self.end_ms and message.append_time_ms >= self.end_ms
+        ):
             return False
         if self.key is not None and message.key_bytes != self.key:
             return False
         if self.content not in message.body:
             return False
         tags = message.tags if self.tags_any or self.tags_all else ()
-        return (not self.tags_any or any(tag in tags for tag in self.tags_any)) and all(tag in tags for tag in self.tags_all)
+        return (not self.tags_any or any(tag in tags for tag in self.tags_any)) and all(
+            tag in tags for tag in self.tags_all
+        )
 
 
 log = logging.getLogger("qmq.client")
@@ -121,7 +129,12 @@ class QueueReader:
         self.queue = queue
         self.is_over = False
         """Whether no more messages will come."""
-        self._links, self._selection, self._follow, self._progress = links, selection, follow, progress
+        self._links, self._selection, self._follow, self._progress = (
+            links,
+            selection,
+            follow,
+            progress,
+        )
         self._until = selection.end_of(queue, follow=follow)
         self._sequence = selection.first_of(queue)
         self._ask_again_s = -math.inf
@@ -144,9 +157,13 @@ class QueueReader:
             if fetched is None:
                 fetched, self._batches = await self._page()
                 self._fetched = fetched
-                if self._selection.content and fetched.next_sequence < min(self._until, fetched.end_sequence):
+                if self._selection.content and fetched.next_sequence < min(
+                    self._until, fetched.end_sequence
+                ):
                     self._ahead = asyncio.create_task(self._fetch(fetched.next_sequence))
-                    await asyncio.sleep(0)  # the request leaves, and the broker reads while this page is searched
+                    await asyncio.sleep(
+                        0
+                    )  # the request leaves, and the broker reads while this page is searched
             self._take_some()
             if self._batches:
                 return
@@ -189,7 +206,12 @@ class QueueReader:
         if batch.view.header.is_directed is not self._selection.is_directed:
             return 0  # an older broker does not know how to leave out the others
         if batch.unreadable is not None:
-            log.error("messages at %d of %s cannot be read: %s", batch.view.base_sequence, self.queue, batch.unreadable)
+            log.error(
+                "messages at %d of %s cannot be read: %s",
+                batch.view.base_sequence,
+                self.queue,
+                batch.unreadable,
+            )
             return 0
         if self._selection.end_ms and batch.view.envelope.append_time_ms >= self._selection.end_ms:
             self.is_over = True  # times of storing never decrease within a queue
@@ -235,7 +257,9 @@ class ReadPatience:
         self._tries += 1
 
 
-async def ask_master(links: ConnectionPool, queue: BrowsedQueue, kind: FrameKind, request: bytes) -> memoryview:
+async def ask_master(
+    links: ConnectionPool, queue: BrowsedQueue, kind: FrameKind, request: bytes
+) -> memoryview:
     """Ask the current master of a queue, and wait while it cannot be reached. Raises NotConnected."""
     patience = ReadPatience(links.timing)
     while True:
@@ -248,7 +272,9 @@ async def ask_master(links: ConnectionPool, queue: BrowsedQueue, kind: FrameKind
                 raise
         except Unavailable as failure:
             if patience.is_over:
-                raise NotConnected(f"broker group {queue.broker_group!r} cannot be read: {failure.message}") from failure
+                raise NotConnected(
+                    f"broker group {queue.broker_group!r} cannot be read: {failure.message}"
+                ) from failure
             log.debug("%s: %s", queue, failure)
         await patience.rest()
 
@@ -258,7 +284,12 @@ async def end_of(links: ConnectionPool, queue: BrowsedQueue) -> int:
 
     FIND waits for that, for any producer id.
     """
-    await ask_master(links, queue, FrameKind.FIND, wire.Find(queue.subject, queue.partition, "0" * 16, 1, 1).pack())
+    await ask_master(
+        links,
+        queue,
+        FrameKind.FIND,
+        wire.Find(queue.subject, queue.partition, "0" * 16, 1, 1).pack(),
+    )
     request = wire.Fetch(queue.subject, queue.partition, 0, 0, 0, 0, [], [], [], 0)
     return _unpack(await ask_master(links, queue, FrameKind.FETCH, request.pack()))[0].end_sequence
 
@@ -300,7 +331,9 @@ class BrowseProgress:
     def tell(self, readers: Collection[QueueReader]) -> None:
         """Update the progress from the readers of all queues."""
         self.looked = sum(each.looked for each in readers)
-        self.time_ms = min((each.looked_ms for each in readers if not each.is_over), default=self.time_ms)
+        self.time_ms = min(
+            (each.looked_ms for each in readers if not each.is_over), default=self.time_ms
+        )
 
 
 async def browse(
@@ -333,7 +366,11 @@ async def browse(
             if any(each.wants_page(loop.time()) for each in readers.values()):
                 await _fill(readers, loop.time(), partial=partial)
                 tell()
-            first = min((each for each in readers.values() if each.messages), key=_stored_first, default=None)
+            first = min(
+                (each for each in readers.values() if each.messages),
+                key=_stored_first,
+                default=None,
+            )
             if first is not None:
                 yield first.messages.popleft()
             elif all(each.is_over for each in readers.values()):
@@ -357,10 +394,15 @@ def _readers(
     follow: bool,
     progress: Callable[[], None] | None = None,
 ) -> dict[tuple[str, int], QueueReader]:
-    return {each.key: QueueReader(links, each, selection, follow=follow, progress=progress) for each in queues}
+    return {
+        each.key: QueueReader(links, each, selection, follow=follow, progress=progress)
+        for each in queues
+    }
 
 
-async def _fill(readers: dict[tuple[str, int], QueueReader], now_s: float, *, partial: bool) -> None:
+async def _fill(
+    readers: dict[tuple[str, int], QueueReader], now_s: float, *, partial: bool
+) -> None:
     """Fetch a page for each queue that wants one."""
     empty = [each for each in readers.values() if each.wants_page(now_s)]
     found = await asyncio.gather(*[each.read() for each in empty], return_exceptions=True)

@@ -92,13 +92,21 @@ class Client(SendingClient, ListenerApi):
         chain = Chain(interceptors)
         now_ns = now_by(clock)
         links = ConnectionPool(
-            MetadataCache(self._locate, lambda: self.metadata.watch(), lambda: self.metadata.turn(), look=self._look, timing=timing),
+            MetadataCache(
+                self._locate,
+                lambda: self.metadata.watch(),
+                lambda: self.metadata.turn(),
+                look=self._look,
+                timing=timing,
+            ),
             self.name,
             now_ns=now_ns,
             network=network,
             timing=timing,
             tell_settled=chain.settled if chain else None,
-            store=store_of(False if state_dir is None and not network.is_machine else state_dir, self.addresses),
+            store=store_of(
+                False if state_dir is None and not network.is_machine else state_dir, self.addresses
+            ),
         )
         super().__init__(links, chain, now_ns=now_ns, timing=timing)
         self._make_consumer = chosen(chain, Consumer, InterceptedConsumer)
@@ -164,7 +172,9 @@ class Client(SendingClient, ListenerApi):
         return self._delayed
 
     async def _locate(self, target: str) -> Placement:
-        return await self.metadata.routes(subject_of(target), create=self._create_subjects, delayed=is_delayed(target))
+        return await self.metadata.routes(
+            subject_of(target), create=self._create_subjects, delayed=is_delayed(target)
+        )
 
     async def _look(self, target: str) -> Placement:
         return await self.metadata.routes(subject_of(target), delayed=is_delayed(target))
@@ -300,7 +310,13 @@ class Client(SendingClient, ListenerApi):
             consumer.look_again()
 
     async def _sync_member(
-        self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False
+        self,
+        member: Member,
+        generation: int,
+        wait_ms: int,
+        finished: Sequence[Lane],
+        *,
+        leaves: bool = False,
     ) -> Assigned:
         return await self.metadata.sync_member(member, generation, wait_ms, finished, leaves=leaves)
 
@@ -309,7 +325,14 @@ class Client(SendingClient, ListenerApi):
 
     def dead_letters(self, group: str) -> DeadLetters:
         """The dead letters of a consumer group: show, replay and purge them. Raises InvalidName."""
-        return DeadLetters(self.metadata, self.consumer, self._send_directed_now, self.queue_ends, self._directed, group)
+        return DeadLetters(
+            self.metadata,
+            self.consumer,
+            self._send_directed_now,
+            self.queue_ends,
+            self._directed,
+            group,
+        )
 
     # --- messages of database transactions -----------------------------------------------------------------------------
 
@@ -330,10 +353,14 @@ class Client(SendingClient, ListenerApi):
                 partial(self.delayed_producer, delivery_timeout_s=patience),
                 self._ordering,
             )
-            self._own_outboxes = Outboxes(Sender(producers, patience), self._producer_ids(), self.interceptors, self._now_ns)
+            self._own_outboxes = Outboxes(
+                Sender(producers, patience), self._producer_ids(), self.interceptors, self._now_ns
+            )
         return self._own_outboxes
 
-    def outbox(self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE) -> Outbox:
+    def outbox(
+        self, connection: Any, *, table: str = "qmq_outbox", grace: timedelta = GRACE
+    ) -> Outbox:
         """Send messages if, and only if, a database transaction commits: `async with mq.outbox(connection) as box: box.send(...)`.
 
         `connection` is the application's own, in its own transaction: of SQLAlchemy 2 (Connection, AsyncConnection, Session, AsyncSession),
@@ -363,7 +390,13 @@ class Client(SendingClient, ListenerApi):
 
         engines = list(engine) if isinstance(engine, list | tuple) else [engine]
         return Watchdogs(
-            engines, list(texts("tables", tables)), outboxes.sender, outboxes.holder, lease, self._timing.outbox_look_s, debezium
+            engines,
+            list(texts("tables", tables)),
+            outboxes.sender,
+            outboxes.holder,
+            lease,
+            self._timing.outbox_look_s,
+            debezium,
         )
 
     # --- reading without a group ---------------------------------------------------------------------------------------
@@ -417,7 +450,9 @@ class Client(SendingClient, ListenerApi):
         def queues() -> Awaitable[list[BrowsedQueue]]:
             return self._queues(subject, partial=partial, broker_group=broker_group)
 
-        return browse(self._links, queues, selection, follow=follow, partial=partial, progress=progress)
+        return browse(
+            self._links, queues, selection, follow=follow, partial=partial, progress=progress
+        )
 
     async def queue_ends(self, subject: str) -> dict[tuple[str, int], int]:
         """Where each queue of a subject ends: by broker group and partition, the sequence of its next message. Everything sent to the
@@ -431,14 +466,26 @@ class Client(SendingClient, ListenerApi):
         ends = await asyncio.gather(*[end_of(self._links, each) for each in queues])
         return {each.key: end for each, end in zip(queues, ends, strict=True)}
 
-    def _directed(self, subject: str, since_ms: int, positions: Mapping[tuple[str, int], int]) -> AsyncIterator[BrowsedMessage]:
+    def _directed(
+        self, subject: str, since_ms: int, positions: Mapping[tuple[str, int], int]
+    ) -> AsyncIterator[BrowsedMessage]:
         """Messages to single consumer groups, stored since a time; in each queue from a position on. Raises as `browse`."""
         from qmq.client.browsing import BrowseSelection, browse
 
-        selection = BrowseSelection(start_ms=max(since_ms, 1), positions=positions, is_directed=True)
-        return browse(self._links, lambda: self._queues(subject, partial=False), selection, follow=False, partial=False)
+        selection = BrowseSelection(
+            start_ms=max(since_ms, 1), positions=positions, is_directed=True
+        )
+        return browse(
+            self._links,
+            lambda: self._queues(subject, partial=False),
+            selection,
+            follow=False,
+            partial=False,
+        )
 
-    async def _queues(self, subject: str, *, partial: bool, broker_group: str = "") -> list[BrowsedQueue]:
+    async def _queues(
+        self, subject: str, *, partial: bool, broker_group: str = ""
+    ) -> list[BrowsedQueue]:
         """The queues to read. Waits for broker groups that have no master, except with `partial`."""
         from qmq.client.browsing import BrowsedQueue, ReadPatience
 
@@ -446,20 +493,31 @@ class Client(SendingClient, ListenerApi):
         while True:
             found = await self.metadata.find_subject(subject)
             if found is None:
-                raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
+                raise UnknownSubject(
+                    f"there is no subject {subject!r}: `qmq subject list` shows all"
+                )
             silent = {name: why for name, why in found.silent.items() if broker_group in ("", name)}
             if not silent or partial:
                 break
-            missing = f"messages of {', '.join(sorted(silent))} are missing: {'; '.join(silent.values())}"
+            missing = (
+                f"messages of {', '.join(sorted(silent))} are missing: {'; '.join(silent.values())}"
+            )
             if patience.is_over:
                 raise NotConnected(missing)
             log.debug("%s: %s", subject, missing)
             for name in silent:
                 with suppress(Unavailable, PeerError):
-                    await self._links.reach(subject, name)  # raises NeverReached, which waiting does not mend
+                    await self._links.reach(
+                        subject, name
+                    )  # raises NeverReached, which waiting does not mend
             await patience.rest()
-        queues = [each for each in found.description.queues if broker_group in ("", each.broker_group)]
-        return [BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence) for each in queues]
+        queues = [
+            each for each in found.description.queues if broker_group in ("", each.broker_group)
+        ]
+        return [
+            BrowsedQueue(subject, each.broker_group, each.partition, each.next_sequence)
+            for each in queues
+        ]
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
@@ -496,5 +554,10 @@ class Client(SendingClient, ListenerApi):
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()

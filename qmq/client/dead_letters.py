@@ -21,7 +21,15 @@ The next search continues where the last one ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -125,18 +133,28 @@ def letter_of(message: Message) -> DeadLetter:
             message.sequence,
         )
     except (KeyError, ValueError) as cause:
-        raise InvalidArgument(f"message {message.sequence} of {message.subject} is not a dead letter: {cause!r}") from None
+        raise InvalidArgument(
+            f"message {message.sequence} of {message.subject} is not a dead letter: {cause!r}"
+        ) from None
 
 
-def parts_of(chosen: Sequence[tuple[_M, DeadLetter]], letters_max: int = 0) -> list[list[tuple[_M, DeadLetter]]]:
+def parts_of(
+    chosen: Sequence[tuple[_M, DeadLetter]], letters_max: int = 0
+) -> list[list[tuple[_M, DeadLetter]]]:
     """Letters that can be sent in one batch: to one subject and group, with create times that fit together, and at most `letters_max`
     unless that is 0. Pure.
     """
     found: dict[tuple[str, str, int], list[tuple[_M, DeadLetter]]] = {}
     for each in chosen:
         letter = each[1]
-        found.setdefault((letter.subject, letter.group, letter.create_time_ms // CREATED_SPAN_MS), []).append(each)
-    return [part[at : at + (letters_max or len(part))] for part in found.values() for at in range(0, len(part), letters_max or len(part))]
+        found.setdefault(
+            (letter.subject, letter.group, letter.create_time_ms // CREATED_SPAN_MS), []
+        ).append(each)
+    return [
+        part[at : at + (letters_max or len(part))]
+        for part in found.values()
+        for at in range(0, len(part), letters_max or len(part))
+    ]
 
 
 def columns_of(letters: Sequence[DeadLetter], group: str) -> tuple[Columns, int]:
@@ -290,24 +308,36 @@ class DeadLetters:
         replayed = ReplayedLetters(self._list_ends, self.read_directed, self.group)
 
         async def send(letters: Sequence[DeadLetter]) -> None:
-            columns, create_time_ms = columns_of([_edited(each, edit) for each in letters], letters[0].group)
+            columns, create_time_ms = columns_of(
+                [_edited(each, edit) for each in letters], letters[0].group
+            )
             await self.send_directed(letters[0].subject, columns, create_time_ms)
 
         return await self._done(send, replayed.among, choose, messages_max, progress, per_second)
 
-    async def purge(self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet) -> int:
+    async def purge(
+        self, choose: Choose = _all, *, messages_max: int = 0, progress: Progress = _quiet
+    ) -> int:
         """Delete dead letters for good and return their number. Parameters as in `replay`."""
         return await self._done(_let_go, _none, choose, messages_max, progress)
 
     async def _done(
-        self, do: Do, done_before: DoneBefore, choose: Choose, messages_max: int, progress: Progress, per_second: float = 0
+        self,
+        do: Do,
+        done_before: DoneBefore,
+        choose: Choose,
+        messages_max: int,
+        progress: Progress,
+        per_second: float = 0,
     ) -> int:
         done, loop = 0, asyncio.get_running_loop()
         begun_s = loop.time()
         async with aclosing(self._pages()) as pages:
             async for page in pages:
                 chosen = [(message, letter) for message, letter in page if choose(letter)]
-                for part in parts_of(chosen, letters_max=max(1, int(per_second)) if per_second else 0):
+                for part in parts_of(
+                    chosen, letters_max=max(1, int(per_second)) if per_second else 0
+                ):
                     left = await _not_done(part, done_before)
                     if messages_max:
                         left = left[: messages_max - done]
@@ -331,13 +361,22 @@ class DeadLetters:
         if not left:
             return
         consumer = self._consumer(
-            self.subject, OPERATORS, ack="explicit", prefetch=limits.CONSUMER_UNACKED_MAX, prefetch_bytes=limits.CONSUMER_UNACKED_BYTES_MAX
+            self.subject,
+            OPERATORS,
+            ack="explicit",
+            prefetch=limits.CONSUMER_UNACKED_MAX,
+            prefetch_bytes=limits.CONSUMER_UNACKED_BYTES_MAX,
         )
         async with consumer:
             wait, seen = FIRST_WAIT, list[tuple[Settler, int, int]]()
             try:
-                while left > 0 and (found := await consumer.pull(PAGE, wait)):  # empty: another consumer holds the rest
-                    seen += [(each.settler, each.pull, each.pull + each.count - 1) for each in found.slices]  # without the bodies
+                while left > 0 and (
+                    found := await consumer.pull(PAGE, wait)
+                ):  # empty: another consumer holds the rest
+                    seen += [
+                        (each.settler, each.pull, each.pull + each.count - 1)
+                        for each in found.slices
+                    ]  # without the bodies
                     wait, left = WAIT, left - len(found)
                     yield [(message, letter_of(message)) for message in found]
                     del found
@@ -346,7 +385,9 @@ class DeadLetters:
                     settler.settle(first, last, Verdict.RELEASE)
 
 
-async def _not_done(part: Sequence[tuple[Message, DeadLetter]], done_before: DoneBefore) -> list[tuple[Message, DeadLetter]]:
+async def _not_done(
+    part: Sequence[tuple[Message, DeadLetter]], done_before: DoneBefore
+) -> list[tuple[Message, DeadLetter]]:
     """Settle letters that are already done, and return the others."""
     before = await done_before([letter for _, letter in part])
     for message, letter in part:

@@ -74,7 +74,14 @@ class PlainReading:
     """Reads an unordered subject. The broker matches `tags_any`. `condition` is the text of what `wants` selects."""
 
     def __init__(
-        self, client: Client, subject: str, group: str, *, tags_any: Sequence[str] = (), wants: Wants | None = None, condition: str = ""
+        self,
+        client: Client,
+        subject: str,
+        group: str,
+        *,
+        tags_any: Sequence[str] = (),
+        wants: Wants | None = None,
+        condition: str = "",
     ) -> None:
         self._consumer = client.consumer(
             subject,
@@ -97,7 +104,9 @@ class PlainReading:
         return await joined_unordered(self._consumer)
 
     async def receive(self, messages_max: int, wait_s: float) -> Sequence[AnyMessage]:
-        self._consumer.limit(min(AHEAD + self.unsettled + messages_max, limits.CONSUMER_UNACKED_MAX))
+        self._consumer.limit(
+            min(AHEAD + self.unsettled + messages_max, limits.CONSUMER_UNACKED_MAX)
+        )
         if self._is_resting:
             self._is_resting = False
             self._consumer.resume()
@@ -125,10 +134,24 @@ class OrderedReading:
     """Reads an ordered subject. A key whose message fails too often is parked. `options` are those of `Client.ordered_consumer`."""
 
     def __init__(
-        self, client: Client, subject: str, group: str, *, wants: Wants | None = None, idle_s: float = math.inf, **options: Any
+        self,
+        client: Client,
+        subject: str,
+        group: str,
+        *,
+        wants: Wants | None = None,
+        idle_s: float = math.inf,
+        **options: Any,
     ) -> None:
-        named: dict[str, Any] = {"ack": "explicit", "on_failure": "park", "prefetch": PREFETCH, "lease_ms": LEASE_MS} | options
-        self._make: Callable[[], OrderedConsumer] = partial(client.ordered_consumer, subject, group, **named)
+        named: dict[str, Any] = {
+            "ack": "explicit",
+            "on_failure": "park",
+            "prefetch": PREFETCH,
+            "lease_ms": LEASE_MS,
+        } | options
+        self._make: Callable[[], OrderedConsumer] = partial(
+            client.ordered_consumer, subject, group, **named
+        )
         self._wants, self._idle_s = wants, idle_s
         self.unsettled = 0
         self._open = DecompressedBatch()
@@ -159,7 +182,12 @@ class OrderedReading:
 
     def _look(self) -> None:
         self._stop_timer()
-        if not self._is_asked and not self.unsettled and self._consumer is not None and self._idle_s < math.inf:
+        if (
+            not self._is_asked
+            and not self.unsettled
+            and self._consumer is not None
+            and self._idle_s < math.inf
+        ):
             self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._leave)
 
     def _stop_timer(self) -> None:
@@ -194,7 +222,9 @@ def _wanted(found: Sequence[AnyMessage], wants: Wants | None) -> Sequence[AnyMes
     return wanted
 
 
-async def reading_of(client: Client, subject: str, group: str, *, idle_s: float = math.inf) -> GroupReading:
+async def reading_of(
+    client: Client, subject: str, group: str, *, idle_s: float = math.inf
+) -> GroupReading:
     """The reading for the subject's kind. Raises UnknownSubject, AccessDenied, ClientClosed."""
     plain = PlainReading(client, subject, group)
     return plain if await plain.joined() else OrderedReading(client, subject, group, idle_s=idle_s)

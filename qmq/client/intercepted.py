@@ -13,7 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -21,7 +29,13 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming import TaskHolding
 from qmq.client.consuming.consumer import Consumer
 from qmq.client.consuming.message import Message
-from qmq.client.consuming.ordered.consumer import CONCURRENCY, AnyMessage, Handler, OrderedConsumer, fail
+from qmq.client.consuming.ordered.consumer import (
+    CONCURRENCY,
+    AnyMessage,
+    Handler,
+    OrderedConsumer,
+    fail,
+)
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.client.listening.message_handling import before_verdicts
@@ -42,7 +56,11 @@ class InterceptedProducer(Producer):
         self._chain = chain
 
     def send(
-        self, body: bytes, key: str | bytes | None = None, tags: Iterable[str] | None = None, headers: Headers | None = None
+        self,
+        body: bytes,
+        key: str | bytes | None = None,
+        tags: Iterable[str] | None = None,
+        headers: Headers | None = None,
     ) -> Ticket:
         told = _one(self.subject, body, key, tags, headers)
         with _sending(self._chain, told):
@@ -67,7 +85,13 @@ class InterceptedOrderedProducer(OrderedProducer):
         super().__init__(*positional, **named)
         self._chain = chain
 
-    def send(self, body: bytes, key: str | bytes, tags: Iterable[str] | None = None, headers: Headers | None = None) -> Ticket:
+    def send(
+        self,
+        body: bytes,
+        key: str | bytes,
+        tags: Iterable[str] | None = None,
+        headers: Headers | None = None,
+    ) -> Ticket:
         told = _one(self.subject, body, key, tags, headers)
         with _sending(self._chain, told):
             ticket = super().send(body, key, told.tags[0], told.headers[0])
@@ -118,7 +142,9 @@ class InterceptedDelayedProducer(DelayedProducer):
     ) -> Tickets:
         told = _many(self.subject, bodies, keys, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
-            tickets = super().send_many(bodies, keys, tags and told.tags, _headers(told), due=due, due_ms=due_ms)
+            tickets = super().send_many(
+                bodies, keys, tags and told.tags, _headers(told), due=due, due_ms=due_ms
+            )
         return _follow_many(self._chain, self._links, told, tickets)
 
     def send_recurring(
@@ -134,21 +160,43 @@ class InterceptedDelayedProducer(DelayedProducer):
     ) -> Ticket:
         told = _one(self.subject, body, key, tags, headers, is_delayed=True)
         with _sending(self._chain, told):
-            ticket = super().send_recurring(body, cron, zone, start_ms=start_ms, key=key, tags=told.tags[0], headers=told.headers[0])
+            ticket = super().send_recurring(
+                body,
+                cron,
+                zone,
+                start_ms=start_ms,
+                key=key,
+                tags=told.tags[0],
+                headers=told.headers[0],
+            )
         return _follow(self._chain, self._links, told, ticket, 0)
 
 
-def _one(subject: str, body: bytes, key: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
-    return outgoing(subject, (key,), (batch.tag_tuple(tags),), (headers,), bodies=(body,), is_delayed=is_delayed)
+def _one(
+    subject: str, body: bytes, key: Any, tags: Any, headers: Any, *, is_delayed: bool = False
+) -> Outgoing:
+    return outgoing(
+        subject, (key,), (batch.tag_tuple(tags),), (headers,), bodies=(body,), is_delayed=is_delayed
+    )
 
 
-def _many(subject: str, bodies: Any, keys: Any, tags: Any, headers: Any, *, is_delayed: bool = False) -> Outgoing:
+def _many(
+    subject: str, bodies: Any, keys: Any, tags: Any, headers: Any, *, is_delayed: bool = False
+) -> Outgoing:
     count = len(bodies)
     for name, column in (("keys", keys), ("tags", tags), ("headers", headers)):
         batch.check_length(name, column, count)
-    told_tags: Sequence[Iterable[str]] = [batch.tag_tuple(each) for each in tags] if tags else [()] * count
+    told_tags: Sequence[Iterable[str]] = (
+        [batch.tag_tuple(each) for each in tags] if tags else [()] * count
+    )
     return outgoing(
-        subject, keys or [None] * count, told_tags, headers or [None] * count, bodies=bodies, is_batch=True, is_delayed=is_delayed
+        subject,
+        keys or [None] * count,
+        told_tags,
+        headers or [None] * count,
+        bodies=bodies,
+        is_batch=True,
+        is_delayed=is_delayed,
     )
 
 
@@ -167,7 +215,9 @@ def _sending(chain: Chain, told: Outgoing) -> Iterator[None]:
         raise
 
 
-def _follow(chain: Chain, links: ConnectionPool, told: Outgoing, ticket: Ticket, place: int) -> Ticket:
+def _follow(
+    chain: Chain, links: ConnectionPool, told: Outgoing, ticket: Ticket, place: int
+) -> Ticket:
     def decided() -> None:
         outcome = ticket.decided
         if isinstance(outcome, BatchReceipt):
@@ -240,7 +290,11 @@ class _Handling:
             return
         self._is_over = True
         try:
-            self._around.__exit__(type(error) if error is not None else None, error, error.__traceback__ if error is not None else None)
+            self._around.__exit__(
+                type(error) if error is not None else None,
+                error,
+                error.__traceback__ if error is not None else None,
+            )
         except BaseException as failure:
             _fail(self.message, failure)
             raise
@@ -251,13 +305,19 @@ class _Handlings:
 
     def __init__(self, chain: Chain, name: str, group: str) -> None:
         self._chain, self._group = chain, group
-        self._held = TaskMessages[_Handling](name, asyncio.get_running_loop(), _Handling.end, _end_of_task)
+        self._held = TaskMessages[_Handling](
+            name, asyncio.get_running_loop(), _Handling.end, _end_of_task
+        )
 
     def next(self, coming: Coroutine[Any, Any, M]) -> Coroutine[Any, Any, M]:
         """The message that `coming` gives the running task, once its last one has ended. Raises what interceptors raise."""
-        return self._next(coming, *self._held.asks())  # the task that asks, also if another one awaits the answer
+        return self._next(
+            coming, *self._held.asks()
+        )  # the task that asks, also if another one awaits the answer
 
-    async def _next(self, coming: Coroutine[Any, Any, M], holding: TaskHolding, last: _Handling | None) -> M:
+    async def _next(
+        self, coming: Coroutine[Any, Any, M], holding: TaskHolding, last: _Handling | None
+    ) -> M:
         try:
             self._held.finish(holding, last)
         except BaseException:

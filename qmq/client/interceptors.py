@@ -143,7 +143,9 @@ class Chain(tuple[Interceptor, ...]):
             try:
                 each.sent(outgoing, receipts)
             except Exception:
-                log.exception("interceptor %r failed when messages to %s were stored", each, outgoing.subject)
+                log.exception(
+                    "interceptor %r failed when messages to %s were stored", each, outgoing.subject
+                )
 
     def failed(self, outgoing: Outgoing, error: Exception) -> None:
         """Call `failed` of each interceptor, the innermost first."""
@@ -151,7 +153,9 @@ class Chain(tuple[Interceptor, ...]):
             try:
                 each.failed(outgoing, error)
             except Exception:
-                log.exception("interceptor %r failed when messages to %s had failed", each, outgoing.subject)
+                log.exception(
+                    "interceptor %r failed when messages to %s had failed", each, outgoing.subject
+                )
 
     def handling(self, message: AnyMessage, group: str = "") -> AbstractContextManager[object]:
         """All interceptors around a handler: `with mq.interceptors.handling(message, group): ...`."""
@@ -163,7 +167,9 @@ class Chain(tuple[Interceptor, ...]):
             try:
                 each.settled(report)
             except Exception:
-                log.exception("interceptor %r failed when messages of %s were settled", each, report.subject)
+                log.exception(
+                    "interceptor %r failed when messages of %s were settled", each, report.subject
+                )
 
 
 class Handling:
@@ -187,7 +193,12 @@ class Handling:
             self._leave(error)
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         failure = self._leave(error)
         if failure is not None and failure is not error:
             raise failure
@@ -197,13 +208,19 @@ class Handling:
         while self._entered:
             context = self._entered.pop()
             try:
-                context.__exit__(type(error) if error is not None else None, error, error.__traceback__ if error is not None else None)
+                context.__exit__(
+                    type(error) if error is not None else None,
+                    error,
+                    error.__traceback__ if error is not None else None,
+                )
             except BaseException as other:
                 error = other
         return error
 
 
-def chosen(chain: Chain, plain: Callable[_P, _R], intercepted: Callable[Concatenate[Chain, _P], _R]) -> Callable[_P, _R]:
+def chosen(
+    chain: Chain, plain: Callable[_P, _R], intercepted: Callable[Concatenate[Chain, _P], _R]
+) -> Callable[_P, _R]:
     """Make a producer or a consumer: the plain class without interceptors, else the intercepted one."""
     return partial(intercepted, chain) if chain else plain
 
@@ -223,7 +240,9 @@ def outgoing(
     return Outgoing(subject, len(keys), keys, tags, told, is_batch, is_delayed, bodies=bodies)
 
 
-def _add(outgoing: Outgoing, added: Headers | Sequence[Headers], given: Sequence[frozenset[str]]) -> None:
+def _add(
+    outgoing: Outgoing, added: Headers | Sequence[Headers], given: Sequence[frozenset[str]]
+) -> None:
     """Add headers to the messages, except those that the application set."""
     if isinstance(added, Mapping):
         if not added:
@@ -233,5 +252,11 @@ def _add(outgoing: Outgoing, added: Headers | Sequence[Headers], given: Sequence
         pairs = ((each, own, same) for each, own in zip(outgoing.headers, given, strict=True))
     else:
         batch.check_length("headers of an interceptor", added, outgoing.count)
-        pairs = ((each, own, batch.header_map(more)) for each, own, more in zip(outgoing.headers, given, added, strict=True))
-    outgoing.headers = [each | {name: value for name, value in more.items() if name not in own} for each, own, more in pairs]
+        pairs = (
+            (each, own, batch.header_map(more))
+            for each, own, more in zip(outgoing.headers, given, added, strict=True)
+        )
+    outgoing.headers = [
+        each | {name: value for name, value in more.items() if name not in own}
+        for each, own, more in pairs
+    ]

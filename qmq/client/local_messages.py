@@ -46,10 +46,23 @@ def local_batch(subject: str, contents: Iterable[LocalMessage], *, attempt: int 
         return LocalBatch(Messages([]), Receipts([]))
     columns, created_ms = opened.collect()
     producer_id, number = secrets.randbits(62), secrets.randbits(31)
-    sent, region = batch.encode(subject.encode(), columns, producer_id=producer_id, batch_sequence=number, create_time_ms=created_ms)
-    view = batch.BatchView(batch.Envelope(batch.Kind.DATA, *batch.sent_sizes(sent), 0, 0, 0, created_ms, 0), region)
-    messages = Messages([BatchSlice(DecodedBatch(view), 0, view.count, attempt, 0, _NoSettler(subject))])
-    return LocalBatch(messages, Receipts([BatchReceipt(subject, 0, 0, view.count, producer_id, number, created_ms, "")]))
+    sent, region = batch.encode(
+        subject.encode(),
+        columns,
+        producer_id=producer_id,
+        batch_sequence=number,
+        create_time_ms=created_ms,
+    )
+    view = batch.BatchView(
+        batch.Envelope(batch.Kind.DATA, *batch.sent_sizes(sent), 0, 0, 0, created_ms, 0), region
+    )
+    messages = Messages(
+        [BatchSlice(DecodedBatch(view), 0, view.count, attempt, 0, _NoSettler(subject))]
+    )
+    return LocalBatch(
+        messages,
+        Receipts([BatchReceipt(subject, 0, 0, view.count, producer_id, number, created_ms, "")]),
+    )
 
 
 def chosen(messages: Messages, wants: Callable[[Message], bool]) -> Messages:
@@ -60,7 +73,9 @@ def chosen(messages: Messages, wants: Callable[[Message], bool]) -> Messages:
 
 def _ones(part: BatchSlice) -> Iterator[BatchSlice]:
     for index in range(part.count):
-        yield BatchSlice(part.batch, part.offset + index, 1, part.attempt, part.pull + index, part.settler)
+        yield BatchSlice(
+            part.batch, part.offset + index, 1, part.attempt, part.pull + index, part.settler
+        )
 
 
 class _NoSettler:
@@ -73,7 +88,9 @@ class _NoSettler:
 
     def ack(self, pull: int) -> None: ...
 
-    def settle(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None: ...
+    def settle(
+        self, first: int, last: int, verdict: int, delay: int = 0, error: str = ""
+    ) -> None: ...
 
     def nack(self, part: BatchSlice, delay: timedelta | None, error: str = "") -> None: ...
 

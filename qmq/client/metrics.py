@@ -28,28 +28,66 @@ if TYPE_CHECKING:
 _SUBJECT: Final = ("subject",)
 _GROUP: Final = ("subject", "group")
 
-SENT: Final = Figure("qmq_client_sent_messages_total", COUNTER, _SUBJECT, "Messages that were stored.")
-SENT_BYTES: Final = Figure("qmq_client_sent_bytes_total", COUNTER, _SUBJECT, "Bytes of their bodies and columns, before compression.")
-SENT_BATCHES: Final = Figure("qmq_client_sent_batches_total", COUNTER, _SUBJECT, "Their batches.")
-RESENT: Final = Figure("qmq_client_resent_batches_total", COUNTER, _SUBJECT, "Repeated sends of batches that were stored in the end.")
-FAILED: Final = Figure(
-    "qmq_client_failed_messages_total", COUNTER, _SUBJECT, "Messages that failed for good: their tickets raised an error."
+SENT: Final = Figure(
+    "qmq_client_sent_messages_total", COUNTER, _SUBJECT, "Messages that were stored."
 )
-SEND_SECONDS: Final = Figure("qmq_client_send_seconds", HISTOGRAM, (), "Time from the closing of a batch to its receipt, retries included.")
-WAITING: Final = Figure("qmq_client_waiting_bytes", GAUGE, (), "Bytes of batches that are not decided yet; 64 MiB a producer at most.")
-RECEIVED: Final = Figure("qmq_client_received_messages_total", COUNTER, _GROUP, "Messages that were received.")
+SENT_BYTES: Final = Figure(
+    "qmq_client_sent_bytes_total",
+    COUNTER,
+    _SUBJECT,
+    "Bytes of their bodies and columns, before compression.",
+)
+SENT_BATCHES: Final = Figure("qmq_client_sent_batches_total", COUNTER, _SUBJECT, "Their batches.")
+RESENT: Final = Figure(
+    "qmq_client_resent_batches_total",
+    COUNTER,
+    _SUBJECT,
+    "Repeated sends of batches that were stored in the end.",
+)
+FAILED: Final = Figure(
+    "qmq_client_failed_messages_total",
+    COUNTER,
+    _SUBJECT,
+    "Messages that failed for good: their tickets raised an error.",
+)
+SEND_SECONDS: Final = Figure(
+    "qmq_client_send_seconds",
+    HISTOGRAM,
+    (),
+    "Time from the closing of a batch to its receipt, retries included.",
+)
+WAITING: Final = Figure(
+    "qmq_client_waiting_bytes",
+    GAUGE,
+    (),
+    "Bytes of batches that are not decided yet; 64 MiB a producer at most.",
+)
+RECEIVED: Final = Figure(
+    "qmq_client_received_messages_total", COUNTER, _GROUP, "Messages that were received."
+)
 SETTLED: Final = Figure(
     "qmq_client_settled_messages_total",
     COUNTER,
     (*_GROUP, "verdict"),
     "Verdicts that were sent: ack, nack, release, reject; not of ordered subjects.",
 )
-STALE: Final = Figure("qmq_client_stale_messages_total", COUNTER, _GROUP, "Messages that other consumers got before they were settled.")
+STALE: Final = Figure(
+    "qmq_client_stale_messages_total",
+    COUNTER,
+    _GROUP,
+    "Messages that other consumers got before they were settled.",
+)
 HELD: Final = Figure(
-    "qmq_client_held_messages", GAUGE, _GROUP, "Messages that were received and have no verdict yet; not of ordered subjects."
+    "qmq_client_held_messages",
+    GAUGE,
+    _GROUP,
+    "Messages that were received and have no verdict yet; not of ordered subjects.",
 )
 UNHEARD: Final = Figure(
-    "qmq_client_unheard_verdicts", GAUGE, _GROUP, "Messages whose verdict no broker has answered yet; not of ordered subjects."
+    "qmq_client_unheard_verdicts",
+    GAUGE,
+    _GROUP,
+    "Messages whose verdict no broker has answered yet; not of ordered subjects.",
 )
 CONNECTIONS: Final = Figure("qmq_client_connections", GAUGE, (), "Connections to brokers.")
 
@@ -113,7 +151,12 @@ class ClientSource:
         verdicts = [
             ((*names, verdict), count)
             for names, each in takes
-            for verdict, count in (("ack", each.acked), ("nack", each.nacked), ("release", each.released), ("reject", each.rejected))
+            for verdict, count in (
+                ("ack", each.acked),
+                ("nack", each.nacked),
+                ("release", each.released),
+                ("reject", each.rejected),
+            )
         ]
         yield Reading(SETTLED, verdicts)
         stale: dict[tuple[str, str], int] = {names: each.stale for names, each in takes}

@@ -47,7 +47,9 @@ def encode(value: object) -> bytes:
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if value is None:
-        raise InvalidArgument("a body cannot be None: give bytes (b'' for an empty body), or a value that can be written as JSON")
+        raise InvalidArgument(
+            "a body cannot be None: give bytes (b'' for an empty body), or a value that can be written as JSON"
+        )
     if _is_pydantic(type(value)):
         return _encode_pydantic(value)
     try:
@@ -141,7 +143,9 @@ def _msgspec() -> Any:
         import msgspec
         import msgspec.inspect
     except ImportError:
-        raise InvalidArgument("JSON payloads need msgspec: pip install 'qmq[typed]', or use bytes") from None
+        raise InvalidArgument(
+            "JSON payloads need msgspec: pip install 'qmq[typed]', or use bytes"
+        ) from None
     return msgspec
 
 

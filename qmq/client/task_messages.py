@@ -56,10 +56,20 @@ class TaskMessages(Generic[T]):
         grace_s: float = 0.0,
         make: type[TaskHolding] = TaskHolding,
     ) -> None:
-        self._name, self._ack, self._give_back, self._grace_s, self._make = name, ack, give_back, grace_s, make
+        self._name, self._ack, self._give_back, self._grace_s, self._make = (
+            name,
+            ack,
+            give_back,
+            grace_s,
+            make,
+        )
         self.loop: Final = loop
         self.tasks: Final = _running_tasks()
-        self.task: Final = partial(asyncio.current_task, loop) if self.tasks is None else partial(self.tasks.get, loop)
+        self.task: Final = (
+            partial(asyncio.current_task, loop)
+            if self.tasks is None
+            else partial(self.tasks.get, loop)
+        )
         """Returns the running task."""
         self._holdings: dict[Owner | None, TaskHolding] = {}
         self._left: dict[asyncio.TimerHandle, list[T]] = {}
@@ -106,7 +116,9 @@ class TaskMessages(Generic[T]):
             return
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
-            log.warning("%s: the task that handled %r failed", self._name, held[-1], exc_info=failure)
+            log.warning(
+                "%s: the task that handled %r failed", self._name, held[-1], exc_info=failure
+            )
         if failure is not None or task.cancelled():
             for each in held:
                 self._give_back(each, failure)

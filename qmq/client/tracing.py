@@ -39,9 +39,13 @@ RANDOM: Final = 0x02
 STATES_MAX: Final = 32
 """Members of a `tracestate`."""
 
-_PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
+_PARENT: Final = re.compile(
+    r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL
+)
 _STATE_KEY: Final = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}")
-_STATE_VALUE: Final = re.compile(r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
+_STATE_VALUE: Final = re.compile(
+    r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,12 @@ def parse_state(text: str) -> tuple[tuple[str, str], ...]:
     members = [each.strip(" \t") for each in text.split(",")]
     for member in filter(None, members):
         key, separator, value = member.partition("=")
-        if not separator or key in found or not _STATE_KEY.fullmatch(key) or not _STATE_VALUE.fullmatch(value):
+        if (
+            not separator
+            or key in found
+            or not _STATE_KEY.fullmatch(key)
+            or not _STATE_VALUE.fullmatch(value)
+        ):
             return ()
         found[key] = value
     return tuple(found.items()) if len(found) <= STATES_MAX else ()
@@ -152,7 +161,9 @@ def use(context: SpanContext | None) -> Iterator[None]:
 class TraceContext(BaseInterceptor):
     """Passes the trace of a handled message on to messages that its handler sends; see the module. Needs no tracing library."""
 
-    def __init__(self, *, begins: bool = False, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(
+        self, *, begins: bool = False, random_bytes: Callable[[int], bytes] = os.urandom
+    ) -> None:
         self._begins = begins
         self._random_bytes = random_bytes
 

@@ -39,7 +39,14 @@ from qmq import limits
 from qmq.columns.model import QueuePiece, SourceBatch
 from qmq.errors import CorruptBatch
 from qmq.wire.batch import Envelope, Kind
-from qmq.wire.batch_columns import Compression, Layout, RegionHeader, decompress, last_offset, parse_header
+from qmq.wire.batch_columns import (
+    Compression,
+    Layout,
+    RegionHeader,
+    decompress,
+    last_offset,
+    parse_header,
+)
 
 ROWS_WANTED: Final = 8192
 BYTES_WANTED: Final = 4 * limits.MIB
@@ -68,7 +75,9 @@ class Span(NamedTuple):
         return self.end - self.first
 
 
-def spans(batches: Iterable[SourceBatch], piece: QueuePiece, *, with_directed: bool) -> Iterator[Span]:
+def spans(
+    batches: Iterable[SourceBatch], piece: QueuePiece, *, with_directed: bool
+) -> Iterator[Span]:
     """The parts of the batches that lie within the piece and are visible to applications. Raises CorruptBatch."""
     for envelope, region in batches:
         if envelope.kind != Kind.DATA:
@@ -158,7 +167,9 @@ class Joined(NamedTuple):
     def array(self, kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         """An Arrow array of strings or binaries. `valid`: which items are not null (None: all)."""
         bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-        return pa.Array.from_buffers(kind, len(self.marks) - 1, [bits, pa.py_buffer(self.marks), pa.py_buffer(self.data)])
+        return pa.Array.from_buffers(
+            kind, len(self.marks) - 1, [bits, pa.py_buffer(self.marks), pa.py_buffer(self.data)]
+        )
 
 
 def marks_of(lengths: npt.NDArray[Any]) -> Ints:
@@ -182,21 +193,27 @@ def stacked(marks: Sequence[Ints]) -> Ints:
             at += rows
             end += last - first
     if (joined[1:] < joined[:-1]).any():
-        raise CorruptBatch("the offsets of a column do not rise, although the batch's checksum holds: the program that wrote it has a bug")
+        raise CorruptBatch(
+            "the offsets of a column do not rise, although the batch's checksum holds: the program that wrote it has a bug"
+        )
     return joined
 
 
 def join(parts: Sequence[Strings]) -> Joined:
     """Concatenate the items of one or more batches. Raises CorruptBatch if marks decrease or point outside the column."""
     chunks = [data[_within(marks, len(data))] for marks, data in parts]
-    return Joined(stacked([marks for marks, _ in parts]), chunks[0] if len(chunks) == 1 else b"".join(chunks))
+    return Joined(
+        stacked([marks for marks, _ in parts]), chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    )
 
 
 def _within(marks: Ints, size: int) -> slice:
     """The range of bytes spanned by a column's marks. Raises CorruptBatch if it exceeds `size`."""
     first, last = int(marks[0]), int(marks[-1])
     if not 0 <= first <= last <= size:
-        raise CorruptBatch("an offset points outside its column, although the batch's checksum holds: the program that wrote it has a bug")
+        raise CorruptBatch(
+            "an offset points outside its column, although the batch's checksum holds: the program that wrote it has a bug"
+        )
     return slice(first, last)
 
 
@@ -235,12 +252,16 @@ def place_digits(places: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 def map_array(marks: Ints, names: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
     """An Arrow array with a map per message, from marks into names and values."""
     entries = pa.StructArray.from_arrays([names, values], fields=[kind.key_field, kind.item_field])
-    return pa.Array.from_buffers(kind, len(marks) - 1, [None, pa.py_buffer(marks)], children=[entries])
+    return pa.Array.from_buffers(
+        kind, len(marks) - 1, [None, pa.py_buffer(marks)], children=[entries]
+    )
 
 
 def list_array(marks: Ints, items: pa.Array, kind: pa.DataType) -> pa.Array:
     """An Arrow array with a list per message, from marks into items."""
-    return pa.Array.from_buffers(kind, len(marks) - 1, [None, pa.py_buffer(marks)], children=[items])
+    return pa.Array.from_buffers(
+        kind, len(marks) - 1, [None, pa.py_buffer(marks)], children=[items]
+    )
 
 
 def last_of_each(rows: npt.NDArray[Any], names: pa.Array) -> npt.NDArray[np.bool_] | None:
@@ -248,7 +269,9 @@ def last_of_each(rows: npt.NDArray[Any], names: pa.Array) -> npt.NDArray[np.bool
     codes = pc.dictionary_encode(names)
     width = max(len(codes.dictionary), 1)
     marks = rows.astype(np.int64) * width + codes.indices.to_numpy()
-    if (np.diff(marks) > 0).all():  # The common case, because messages usually have their headers in the same order.
+    if (
+        np.diff(marks) > 0
+    ).all():  # The common case, because messages usually have their headers in the same order.
         return None
     _, newest = np.unique(marks[::-1], return_index=True)
     if len(newest) == len(marks):
@@ -284,7 +307,9 @@ class JoinedBatches:
         self.counts = np.array([span.rows for span in spans], np.int64)
         self.rows = int(self.counts.sum())
 
-    def each(self, value: Callable[[Span], int], kind: type[np.generic] = np.int64) -> npt.NDArray[Any]:
+    def each(
+        self, value: Callable[[Span], int], kind: type[np.generic] = np.int64
+    ) -> npt.NDArray[Any]:
         """Expand one number per span to one number per row."""
         found = np.array([value(span) for span in self.spans], kind)
         return found.repeat(self.counts)
@@ -296,16 +321,25 @@ class JoinedBatches:
     @cached_property
     def places(self) -> npt.NDArray[np.int64]:
         """Each row's position in its stored batch."""
-        shifts = np.array([span.first for span in self.spans], np.int64) - (np.cumsum(self.counts) - self.counts)
+        shifts = np.array([span.first for span in self.spans], np.int64) - (
+            np.cumsum(self.counts) - self.counts
+        )
         return np.arange(self.rows) + shifts.repeat(self.counts)
 
     def create_deltas(self) -> npt.NDArray[Any]:
         """Offsets to add to the batches' create times; 0 if absent."""
-        return np.concatenate([_numbers(span, span.layout.create_delta, "<u4", 0) for span in self.spans])
+        return np.concatenate(
+            [_numbers(span, span.layout.create_delta, "<u4", 0) for span in self.spans]
+        )
 
     def lps(self) -> npt.NDArray[np.int32]:
         """The logical partitions; -1 if absent."""
-        return np.concatenate([_numbers(span, span.layout.logical_partition, "<u2", -1).astype(np.int32) for span in self.spans])
+        return np.concatenate(
+            [
+                _numbers(span, span.layout.logical_partition, "<u2", -1).astype(np.int32)
+                for span in self.spans
+            ]
+        )
 
     def stored_ids(self) -> npt.NDArray[np.uint8]:
         """The stored ids, 16 bytes per row; zeros if a batch stores no ids."""
@@ -324,7 +358,8 @@ class JoinedBatches:
         """The rows' tags; empty for a batch without the column."""
         marks = [_list_marks(span, span.layout.tag_list) for span in self.spans]
         names = [
-            _part(s.region, s.layout.tag, s.layout.tag_data, int(each[0]), int(each[-1])) for s, each in zip(self.spans, marks, strict=True)
+            _part(s.region, s.layout.tag, s.layout.tag_data, int(each[0]), int(each[-1]))
+            for s, each in zip(self.spans, marks, strict=True)
         ]
         return Tags(stacked(marks), join(names))
 
@@ -332,14 +367,28 @@ class JoinedBatches:
     def tag_hashes(self) -> npt.NDArray[np.uint64]:
         """The stored hashes of the tags, one for each of `tags.names`."""
         marks = [_list_marks(span, span.layout.tag_list) for span in self.spans]
-        return np.concatenate([_hashes(s, int(each[0]), int(each[-1])) for s, each in zip(self.spans, marks, strict=True)])
+        return np.concatenate(
+            [
+                _hashes(s, int(each[0]), int(each[-1]))
+                for s, each in zip(self.spans, marks, strict=True)
+            ]
+        )
 
     def headers(self) -> Headers:
         """The rows' headers; empty for a batch without the column."""
         ranges = [_list_marks(span, span.layout.header_list) for span in self.spans]
-        both = [(s.region, s.layout, int(r[0]), int(r[-1])) for s, r in zip(self.spans, ranges, strict=True)]
-        names = [_part(region, at.header_name, at.header_name_data, first, end) for region, at, first, end in both]
-        values = [_part(region, at.header_value, at.header_value_data, first, end) for region, at, first, end in both]
+        both = [
+            (s.region, s.layout, int(r[0]), int(r[-1]))
+            for s, r in zip(self.spans, ranges, strict=True)
+        ]
+        names = [
+            _part(region, at.header_name, at.header_name_data, first, end)
+            for region, at, first, end in both
+        ]
+        values = [
+            _part(region, at.header_value, at.header_value_data, first, end)
+            for region, at, first, end in both
+        ]
         return Headers(stacked(ranges), join(names), join(values))
 
 
@@ -353,7 +402,9 @@ def _stored_ids(span: Span) -> npt.NDArray[np.uint8]:
     at = span.layout.message_id
     if at < 0:
         return np.zeros((span.rows, 16), np.uint8)
-    return np.frombuffer(span.region, np.uint8, 16 * span.rows, at + 16 * span.first).reshape(-1, 16)
+    return np.frombuffer(span.region, np.uint8, 16 * span.rows, at + 16 * span.first).reshape(
+        -1, 16
+    )
 
 
 def _part(region: bytes | memoryview, marks_at: int, data_at: int, first: int, end: int) -> Strings:
@@ -377,7 +428,9 @@ def _bodies(span: Span) -> Strings:
     try:
         kind = Compression(header.compression)
     except ValueError:
-        raise CorruptBatch(f"bodies of compression {header.compression}, which this release does not know") from None
+        raise CorruptBatch(
+            f"bodies of compression {header.compression}, which this release does not know"
+        ) from None
     return Strings(marks, decompress(kind, bytes(stored), bodies_bytes(span)))
 
 

@@ -39,7 +39,9 @@ class QueueKey(NamedTuple):
         """The inverse of `within`. Raises InvalidArgument."""
         match = _QUEUE.fullmatch(within)
         if match is None:
-            raise InvalidArgument(f"{within!r} is not a queue of subject {subject!r}: write PARTITION@BROKER_GROUP, such as 0@g1")
+            raise InvalidArgument(
+                f"{within!r} is not a queue of subject {subject!r}: write PARTITION@BROKER_GROUP, such as 0@g1"
+            )
         return cls(subject, int(match[1]), match[2])
 
 
@@ -179,7 +181,9 @@ class CommittedLog(Protocol):
         """
         ...
 
-    def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
+    def read(
+        self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool
+    ) -> Iterator[SourceBatch]:
         """Yields, in ascending order, all batches that have a sequence of the piece. Batches that cannot match may be left out.
 
         Command messages are never returned, and directed batches only if the selection asks for them.

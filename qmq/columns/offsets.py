@@ -30,7 +30,9 @@ Given = str | Mapping[str, Mapping[str, int]]
 """Offsets given by a user: `earliest`, `latest`, or subject → queue → sequence."""
 
 
-def to_json(offsets: Offsets, per_task: Mapping[str, int] | None = None) -> dict[str, dict[str, int]]:
+def to_json(
+    offsets: Offsets, per_task: Mapping[str, int] | None = None
+) -> dict[str, dict[str, int]]:
     """`per_task`: for streams, the messages per task of each subject with offsets."""
     found: dict[str, dict[str, int]] = {}
     for key in sorted(offsets):
@@ -59,10 +61,14 @@ def of_json(found: Mapping[str, Mapping[str, int]]) -> dict[QueueKey, int]:
 
 def per_task_of_json(found: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     """The messages per task of each subject that has them; offsets of release 0.2 have none. Raises InvalidArgument."""
-    per_task = {subject: queues[_PER_TASK] for subject, queues in found.items() if _PER_TASK in queues}
+    per_task = {
+        subject: queues[_PER_TASK] for subject, queues in found.items() if _PER_TASK in queues
+    }
     for subject, messages in per_task.items():
         if not isinstance(messages, int) or isinstance(messages, bool) or messages < 1:
-            raise InvalidArgument(f"the stream's checkpoint is damaged: {_PER_TASK} of subject {subject!r} is {messages!r}")
+            raise InvalidArgument(
+                f"the stream's checkpoint is damaged: {_PER_TASK} of subject {subject!r} is {messages!r}"
+            )
     return per_task
 
 
@@ -74,19 +80,27 @@ def parse_given(option: str, text: str) -> Given:
     try:
         found: Any = parse_json(text)
     except ValueError:
-        raise InvalidArgument(f'{option} is earliest, latest, or JSON such as {{"orders":{{"0@g1":23}}}}, not {text!r}') from None
+        raise InvalidArgument(
+            f'{option} is earliest, latest, or JSON such as {{"orders":{{"0@g1":23}}}}, not {text!r}'
+        ) from None
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-        raise InvalidArgument(f'{option} must map subjects to queues to sequences, such as {{"orders":{{"0@g1":23}}}}, not {text!r}')
+        raise InvalidArgument(
+            f'{option} must map subjects to queues to sequences, such as {{"orders":{{"0@g1":23}}}}, not {text!r}'
+        )
     given: dict[str, dict[str, int]] = {}
     for subject, queues in found.items():
         given[subject] = {within: at for within, at in queues.items() if within != _PER_TASK}
         for within, sequence in given[subject].items():
             if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < -2:
-                raise InvalidArgument(f"{option}: {subject}/{within} must be a sequence, -1 (latest) or -2 (earliest), not {sequence!r}")
+                raise InvalidArgument(
+                    f"{option}: {subject}/{within} must be a sequence, -1 (latest) or -2 (earliest), not {sequence!r}"
+                )
     return given
 
 
-def resolve(option: str, given: Given, queues: Iterable[SourceQueue], default: str) -> dict[QueueKey, int]:
+def resolve(
+    option: str, given: Given, queues: Iterable[SourceQueue], default: str
+) -> dict[QueueKey, int]:
     """The sequences of all `queues`. Queues missing from the user's JSON get the `default` end. Raises InvalidArgument."""
     by_key = {queue.key: queue for queue in queues}
     if isinstance(given, str):
@@ -95,18 +109,33 @@ def resolve(option: str, given: Given, queues: Iterable[SourceQueue], default: s
     return {key: _sequence(queue, named.get(key), default) for key, queue in by_key.items()}
 
 
-def _named(option: str, given: Mapping[str, Mapping[str, int]], known: Mapping[QueueKey, SourceQueue]) -> dict[QueueKey, int]:
-    return {find_queue(option, subject, within, known): number for subject, queues in given.items() for within, number in queues.items()}
+def _named(
+    option: str, given: Mapping[str, Mapping[str, int]], known: Mapping[QueueKey, SourceQueue]
+) -> dict[QueueKey, int]:
+    return {
+        find_queue(option, subject, within, known): number
+        for subject, queues in given.items()
+        for within, number in queues.items()
+    }
 
 
 def find_queue(option: str, subject: str, within: str, known: Iterable[QueueKey]) -> QueueKey:
     """The queue named by a user, `3@g1` or just `3`. Raises InvalidArgument if there is no such queue, or more than one."""
-    fitting = [key for key in known if key.subject == subject and within in (key.within, str(key.partition))]
+    fitting = [
+        key
+        for key in known
+        if key.subject == subject and within in (key.within, str(key.partition))
+    ]
     if len(fitting) == 1:
         return fitting[0]
-    names = ", ".join(sorted(key.within for key in known if key.subject == subject)) or "none that are read here"
+    names = (
+        ", ".join(sorted(key.within for key in known if key.subject == subject))
+        or "none that are read here"
+    )
     what = "several queues" if fitting else "no queue"
-    raise InvalidArgument(f"{option}: {what} of subject {subject!r} are called {within!r}; queues: {names}")
+    raise InvalidArgument(
+        f"{option}: {what} of subject {subject!r} are called {within!r}; queues: {names}"
+    )
 
 
 def _sequence(queue: SourceQueue, number: int | None, default: str) -> int:
@@ -119,6 +148,8 @@ def _place(queue: SourceQueue, word: str) -> int:
     return queue.start if word == EARLIEST else queue.end
 
 
-def by_time(queues: Iterable[SourceQueue], time_ms: int, find_time: Callable[[QueueKey, int], int]) -> dict[QueueKey, int]:
+def by_time(
+    queues: Iterable[SourceQueue], time_ms: int, find_time: Callable[[QueueKey, int], int]
+) -> dict[QueueKey, int]:
     """The first sequence in each queue that was stored at or after a time; the queue's end if there is none."""
     return {queue.key: min(find_time(queue.key, time_ms), queue.end) for queue in queues}

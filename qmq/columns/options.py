@@ -45,7 +45,9 @@ from qmq.text import INT64_MAX, parse_json, whole_number
 class OptionValues:
     """The given options. `known` are their names, `ignored` lower-case names that Spark adds. Raises InvalidArgument for other names."""
 
-    def __init__(self, options: Mapping[str, str], known: Collection[str], ignored: Collection[str] = ()) -> None:
+    def __init__(
+        self, options: Mapping[str, str], known: Collection[str], ignored: Collection[str] = ()
+    ) -> None:
         lower = {name.lower() for name in known}
         self._values = {str(name).lower(): str(value) for name, value in options.items()}
         for name in self._values:
@@ -207,9 +209,17 @@ def where(options: Mapping[str, str]) -> StartPosition:
     paths = given.words("qmq.path") + given.words("path")
     servers = given.text("qmq.servers")
     if not paths and not servers:
-        raise InvalidArgument("give the log's location: option qmq.servers (host:port of metaservers) or qmq.path (data folders)")
+        raise InvalidArgument(
+            "give the log's location: option qmq.servers (host:port of metaservers) or qmq.path (data folders)"
+        )
     retry_ms = given.number("qmq.retryMs")
-    return StartPosition(servers, paths, given.text("qmq.routes"), given.text("qmq.committed"), RETRY_MS if retry_ms is None else retry_ms)
+    return StartPosition(
+        servers,
+        paths,
+        given.text("qmq.routes"),
+        given.text("qmq.committed"),
+        RETRY_MS if retry_ms is None else retry_ms,
+    )
 
 
 def with_headers(options: Mapping[str, str]) -> bool:
@@ -222,7 +232,9 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
     given = _given(options)
     for name in _BATCH_ONLY if is_stream else _STREAM_ONLY:
         if given.has(name):
-            raise InvalidArgument(f"option {name} is for {'batch reads' if is_stream else 'streams'} only")
+            raise InvalidArgument(
+                f"option {name} is for {'batch reads' if is_stream else 'streams'} only"
+            )
     start_ms, end_ms = given.number("startingTimestamp"), given.number("endingTimestamp")
     return ReadOptions(
         where(options),
@@ -243,7 +255,9 @@ def _lake(given: OptionValues, is_stream: bool) -> LakeAddress | None:
     if not given.has("qmq.lake"):
         for name in ("qmq.lakeWarehouse", "qmq.lakeNamespace"):
             if given.has(name):
-                raise InvalidArgument(f"option {name} needs option qmq.lake: the catalog of the tables")
+                raise InvalidArgument(
+                    f"option {name} needs option qmq.lake: the catalog of the tables"
+                )
         return None
     if is_stream:
         raise InvalidArgument(
@@ -251,46 +265,70 @@ def _lake(given: OptionValues, is_stream: bool) -> LakeAddress | None:
             "same offsets as startingOffsets"
         )
     if given.flag("includeDirected", False):
-        raise InvalidArgument("the lake's tables have no copies for one consumer group: leave out qmq.lake or includeDirected")
+        raise InvalidArgument(
+            "the lake's tables have no copies for one consumer group: leave out qmq.lake or includeDirected"
+        )
     if not given.text("qmq.lake"):
-        raise InvalidArgument("option qmq.lake is empty: give a catalog's name in PyIceberg's configuration, or its URI")
-    return LakeAddress(given.text("qmq.lake"), given.text("qmq.lakeWarehouse"), given.text("qmq.lakeNamespace", "qmq"))
+        raise InvalidArgument(
+            "option qmq.lake is empty: give a catalog's name in PyIceberg's configuration, or its URI"
+        )
+    return LakeAddress(
+        given.text("qmq.lake"),
+        given.text("qmq.lakeWarehouse"),
+        given.text("qmq.lakeNamespace", "qmq"),
+    )
 
 
 def _choice(given: OptionValues) -> Choice:
     chosen = [name for name in _CHOICES if given.has(name)]
     if len(chosen) != 1:
-        raise InvalidArgument(f"give subjects by exactly one of {', '.join(_CHOICES)}; given: {', '.join(chosen) or 'none'}")
+        raise InvalidArgument(
+            f"give subjects by exactly one of {', '.join(_CHOICES)}; given: {', '.join(chosen) or 'none'}"
+        )
     if chosen == ["subscribe"]:
-        subjects = tuple(dict.fromkeys(check_name("subject", each) for each in given.words("subscribe")))
+        subjects = tuple(
+            dict.fromkeys(check_name("subject", each) for each in given.words("subscribe"))
+        )
         if not subjects:
             raise InvalidArgument("option subscribe names no subject")
         return Choice(subjects)
     if chosen == ["subscribePattern"]:
         return Choice(pattern=_pattern(given.text("subscribePattern")))
     found = given.json("assign")
-    if not isinstance(found, dict) or not found or not all(isinstance(each, list) and each for each in found.values()):
+    if (
+        not isinstance(found, dict)
+        or not found
+        or not all(isinstance(each, list) and each for each in found.values())
+    ):
         raise InvalidArgument('option assign must be JSON such as {"orders":["0@g1"]}')
     subjects = tuple(check_name("subject", each) for each in found)
-    return Choice(subjects, queues={subject: tuple(map(str, queues)) for subject, queues in found.items()})
+    return Choice(
+        subjects, queues={subject: tuple(map(str, queues)) for subject, queues in found.items()}
+    )
 
 
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as cause:
-        raise InvalidArgument(f"option subscribePattern is not a regular expression: {cause}") from None
+        raise InvalidArgument(
+            f"option subscribePattern is not a regular expression: {cause}"
+        ) from None
     return text
 
 
-def _edge(given: OptionValues, which: str, time_ms: int | None, default: str, is_stream: bool) -> Given:
+def _edge(
+    given: OptionValues, which: str, time_ms: int | None, default: str, is_stream: bool
+) -> Given:
     name = f"{which}Offsets"
     if given.has(name) and time_ms is not None:
         raise InvalidArgument(f"give {name} or {which}Timestamp, not both")
     found = parse_given(name, given.text(name, default))
     refused = EARLIEST if which == "ending" else LATEST
     if found == refused and not is_stream:
-        raise InvalidArgument(f"{name}={refused} of a batch read would return no rows: leave it out")
+        raise InvalidArgument(
+            f"{name}={refused} of a batch read would return no rows: leave it out"
+        )
     return found
 
 
@@ -299,11 +337,17 @@ def _limit(given: OptionValues) -> Limit:
 
 
 def _plan(given: OptionValues, is_stream: bool) -> Plan:
-    return Plan(given.number("maxBytesPerPartition", 1) or PIECE_BYTES, given.number("minPartitions", 1) or 1, is_stream)
+    return Plan(
+        given.number("maxBytesPerPartition", 1) or PIECE_BYTES,
+        given.number("minPartitions", 1) or 1,
+        is_stream,
+    )
 
 
 def _selection(given: OptionValues) -> ReadSelection:
-    key_from, key_until = (given.text(name).encode() if given.has(name) else None for name in ("keyFrom", "keyUntil"))
+    key_from, key_until = (
+        given.text(name).encode() if given.has(name) else None for name in ("keyFrom", "keyUntil")
+    )
     if key_from is not None and key_until is not None and key_from >= key_until:
         raise InvalidArgument("option keyFrom must be below keyUntil")
     return ReadSelection(

@@ -42,7 +42,15 @@ from typing import Final, NamedTuple
 from qmq_ordering.hashing import logical_partition
 from qmq_ordering.routes import LpRange
 
-from qmq.columns.model import CommittedLog, QueueKey, QueuePiece, ReadSelection, Routes, SourceQueue, Topology
+from qmq.columns.model import (
+    CommittedLog,
+    QueueKey,
+    QueuePiece,
+    ReadSelection,
+    Routes,
+    SourceQueue,
+    Topology,
+)
 from qmq.columns.offsets import Offsets
 from qmq.errors import MessagesExpired
 
@@ -58,7 +66,9 @@ class Limit:
 NO_LIMIT = Limit()
 
 
-def open_partitions(subject: str, routes: Routes, offsets: Offsets, known: Container[QueueKey]) -> frozenset[int]:
+def open_partitions(
+    subject: str, routes: Routes, offsets: Offsets, known: Container[QueueKey]
+) -> frozenset[int]:
     """The partitions of an ordered subject whose sources have been read completely.
 
     Sources of sources count, too: an empty source is finished immediately, but its own source may not be finished.
@@ -69,7 +79,9 @@ def open_partitions(subject: str, routes: Routes, offsets: Offsets, known: Conta
         partition = routes.partitions[number]
         key = QueueKey(subject, number, partition.broker_group)
         is_open[number] = all(is_past.get(source, True) for source in partition.sources)
-        is_past[number] = is_open[number] and (key not in known or is_finished(key, routes, offsets))
+        is_past[number] = is_open[number] and (
+            key not in known or is_finished(key, routes, offsets)
+        )
     return frozenset(number for number, opened in is_open.items() if opened)
 
 
@@ -79,19 +91,32 @@ def is_finished(key: QueueKey, routes: Routes, offsets: Offsets) -> bool:
     return sealed_at is not None and offsets.get(key, 0) >= sealed_at
 
 
-def admit(topology: Topology, start: Offsets, limit: Limit = NO_LIMIT, until: Offsets | None = None) -> dict[QueueKey, int]:
+def admit(
+    topology: Topology, start: Offsets, limit: Limit = NO_LIMIT, until: Offsets | None = None
+) -> dict[QueueKey, int]:
     """The end offsets of the micro-batch that starts at `start`. `until`: upper bounds; queues not in it are not read."""
-    opened = {subject: open_partitions(subject, routes, start, topology.queues) for subject, routes in topology.routes.items()}
+    opened = {
+        subject: open_partitions(subject, routes, start, topology.queues)
+        for subject, routes in topology.routes.items()
+    }
     waiting: dict[QueueKey, int] = {}
     for key, queue in topology.queues.items():
         end = queue.end if until is None else min(queue.end, until.get(key, 0))
         count = end - start.get(key, 0)
         if count > 0 and (key.subject not in opened or key.partition in opened[key.subject]):
             waiting[key] = count
-    return {**start, **{key: start.get(key, 0) + count for key, count in share_out(waiting, topology.queues, limit).items()}}
+    return {
+        **start,
+        **{
+            key: start.get(key, 0) + count
+            for key, count in share_out(waiting, topology.queues, limit).items()
+        },
+    }
 
 
-def share_out(waiting: Mapping[QueueKey, int], queues: Mapping[QueueKey, SourceQueue], limit: Limit) -> dict[QueueKey, int]:
+def share_out(
+    waiting: Mapping[QueueKey, int], queues: Mapping[QueueKey, SourceQueue], limit: Limit
+) -> dict[QueueKey, int]:
     """The number of messages to read from each queue: in proportion to its backlog, at least one."""
     part = 1.0
     total = sum(waiting.values())
@@ -143,7 +168,9 @@ class Plan(NamedTuple):
 PLAN: Final = Plan()
 
 
-def ranges(start: Offsets, end: Offsets, queues: Mapping[QueueKey, SourceQueue], *, skips_lost: bool) -> list[PlannedRange]:
+def ranges(
+    start: Offsets, end: Offsets, queues: Mapping[QueueKey, SourceQueue], *, skips_lost: bool
+) -> list[PlannedRange]:
     """The non-empty ranges between two offsets. Raises MessagesExpired if retention deleted some messages, unless these are skipped."""
     found: list[PlannedRange] = []
     for key, first, last in _between(start, end):
@@ -164,7 +191,13 @@ def lost(key: QueueKey, needed: int, oldest: int) -> MessagesExpired:
     )
 
 
-def tasks(log: CommittedLog, topology: Topology, wanted: Iterable[PlannedRange], plan: Plan, selection: ReadSelection) -> list[ReadTask]:
+def tasks(
+    log: CommittedLog,
+    topology: Topology,
+    wanted: Iterable[PlannedRange],
+    plan: Plan,
+    selection: ReadSelection,
+) -> list[ReadTask]:
     """The tasks for these ranges. Raises as `CommittedLog.pieces`."""
     wanted = [each for each in wanted if may_match(each.queue, topology, selection)]
     bytes_max = _bytes_max(topology, wanted, plan)
@@ -172,13 +205,20 @@ def tasks(log: CommittedLog, topology: Topology, wanted: Iterable[PlannedRange],
     for each in wanted:
         is_ordered = each.queue.partition > 0
         limit = _WHOLE if is_ordered and plan.keeps_order else bytes_max
-        found += [_task(piece, topology, selection) for piece in log.pieces(each.queue, each.first, each.end, limit)]
+        found += [
+            _task(piece, topology, selection)
+            for piece in log.pieces(each.queue, each.first, each.end, limit)
+        ]
     return found
 
 
 def _bytes_max(topology: Topology, wanted: Iterable[PlannedRange], plan: Plan) -> int:
     """The bytes per task: fewer than planned if there would be too few tasks."""
-    size = sum((each.end - each.first) * bytes_per_message(topology.queues[each.queue]) for each in wanted if each.queue in topology.queues)
+    size = sum(
+        (each.end - each.first) * bytes_per_message(topology.queues[each.queue])
+        for each in wanted
+        if each.queue in topology.queues
+    )
     return max(min(plan.piece_bytes_max, int(size / plan.pieces_min) + 1), 1)
 
 
@@ -195,8 +235,13 @@ def per_task(topology: Topology, start: Offsets, end: Offsets, plan: Plan) -> di
         if each.queue.partition == 0:
             subject, count = each.queue.subject, each.end - each.first
             counts[subject] = counts.get(subject, 0) + count
-            sizes[subject] = sizes.get(subject, 0.0) + count * bytes_per_message(topology.queues[each.queue])
-    return {subject: max(int(count * bytes_max / max(sizes[subject], 1.0)), 1) for subject, count in counts.items()}
+            sizes[subject] = sizes.get(subject, 0.0) + count * bytes_per_message(
+                topology.queues[each.queue]
+            )
+    return {
+        subject: max(int(count * bytes_max / max(sizes[subject], 1.0)), 1)
+        for subject, count in counts.items()
+    }
 
 
 def stream_tasks(
@@ -220,14 +265,20 @@ def stream_tasks(
         if each.first < oldest and not skips_lost:
             raise lost(key, each.first, oldest)
         for first, last in _cut(each, per_task[key.subject] if key.partition == 0 else _WHOLE):
-            kept = log.pieces(key, max(first, oldest), last, _WHOLE) if may_match(key, topology, selection) else []
+            kept = (
+                log.pieces(key, max(first, oldest), last, _WHOLE)
+                if may_match(key, topology, selection)
+                else []
+            )
             found.append(_task(kept[0], topology, selection) if kept else None)
     return found
 
 
 def are_cut(start: Offsets, end: Offsets, per_task: Mapping[str, int]) -> bool:
     """Whether the end offsets say where to cut the micro-batch. Those that release 0.2 wrote do not, for an unordered subject."""
-    return all(each.queue.partition > 0 or each.queue.subject in per_task for each in _between(start, end))
+    return all(
+        each.queue.partition > 0 or each.queue.subject in per_task for each in _between(start, end)
+    )
 
 
 def _between(start: Offsets, end: Offsets) -> Iterator[PlannedRange]:
@@ -249,7 +300,10 @@ def _task(piece: QueuePiece, topology: Topology, selection: ReadSelection) -> Re
     routes = topology.routes.get(piece.queue.subject)
     partition = routes.partitions.get(piece.queue.partition) if routes is not None else None
     lps = wanted_lps(piece.queue, topology, selection)
-    return ReadTask(QueuePiece(piece.queue, piece.first, piece.end, piece.place, lps), partition.version if partition is not None else None)
+    return ReadTask(
+        QueuePiece(piece.queue, piece.first, piece.end, piece.place, lps),
+        partition.version if partition is not None else None,
+    )
 
 
 def wanted_lps(key: QueueKey, topology: Topology, selection: ReadSelection) -> tuple[LpRange, ...]:

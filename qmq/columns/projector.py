@@ -52,7 +52,9 @@ from qmq.wire.batch_columns import BatchFlag, tag_hash
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 TAGS: Final = pa.list_(pa.field("element", pa.string(), nullable=True))
-HEADERS: Final = pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary(), nullable=True))
+HEADERS: Final = pa.map_(
+    pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary(), nullable=True)
+)
 
 TYPES: Final[dict[str, pa.DataType]] = {
     "subject": pa.string(),
@@ -83,11 +85,15 @@ ColumnNames = Mapping[str, bool] | Sequence[str]
 
 def arrow_schema(columns: ColumnNames) -> pa.Schema:
     """The schema of record batches with these columns, in this order. Raises InvalidArgument for an unknown column."""
-    nullable: Mapping[str, bool] = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, True)
+    nullable: Mapping[str, bool] = (
+        columns if isinstance(columns, Mapping) else dict.fromkeys(columns, True)
+    )
     unknown = [name for name in nullable if name not in TYPES]
     if unknown:
         raise InvalidArgument(f"the log has no column {unknown[0]!r}; columns: {', '.join(TYPES)}")
-    return pa.schema([pa.field(name, TYPES[name], nullable=may_be) for name, may_be in nullable.items()])
+    return pa.schema(
+        [pa.field(name, TYPES[name], nullable=may_be) for name, may_be in nullable.items()]
+    )
 
 
 Mask = npt.NDArray[np.bool_]
@@ -146,7 +152,9 @@ def _with_tag(chunk: JoinedBatches, tag: str) -> Mask:
     mask = np.zeros(len(marks) - 1, np.bool_)
     near = np.flatnonzero(hashes == np.uint64(tag_hash(tag)))
     if len(near):
-        is_it = pc.equal(names.array(pa.binary()).take(pa.array(near)), pa.scalar(tag.encode(), pa.binary()))
+        is_it = pc.equal(
+            names.array(pa.binary()).take(pa.array(near)), pa.scalar(tag.encode(), pa.binary())
+        )
         mask[np.searchsorted(marks, near[_mask(is_it)], side="right") - 1] = True
     return mask
 
@@ -172,19 +180,27 @@ class Projector:
     """
 
     def __init__(
-        self, columns: ColumnNames, *, routes: Mapping[tuple[str, int], int] | None = None, selection: ReadSelection = ALL
+        self,
+        columns: ColumnNames,
+        *,
+        routes: Mapping[tuple[str, int], int] | None = None,
+        selection: ReadSelection = ALL,
     ) -> None:
         self.schema = arrow_schema(columns)
         self._versions = routes or {}
         self._selection = selection
         self._constants: dict[tuple[str, object], pa.Array] = {}
 
-    def convert(self, batches: Iterable[SourceBatch], piece: QueuePiece) -> Iterator[pa.RecordBatch]:
+    def convert(
+        self, batches: Iterable[SourceBatch], piece: QueuePiece
+    ) -> Iterator[pa.RecordBatch]:
         """Yields the selected rows of a piece of the log, in order. Raises CorruptBatch, and what `batches` raises."""
         makers = [self._maker(name, piece.queue) for name in self.schema.names]
         return shaped(self._record_batches(batches, piece, makers))
 
-    def _record_batches(self, batches: Iterable[SourceBatch], piece: QueuePiece, makers: list[Maker]) -> Iterator[pa.RecordBatch]:
+    def _record_batches(
+        self, batches: Iterable[SourceBatch], piece: QueuePiece, makers: list[Maker]
+    ) -> Iterator[pa.RecordBatch]:
         selection = self._selection
         for hand in chunks(spans(batches, piece, with_directed=selection.with_directed)):
             chunk = JoinedBatches(hand)
@@ -224,7 +240,9 @@ class Projector:
             found = self._constants.get((name, value))
             if found is None or len(found) < chunk.rows:
                 rows = 1 << (chunk.rows - 1).bit_length()
-                found = self._constants[name, value] = pa.repeat(pa.scalar(value, TYPES[name]), rows)
+                found = self._constants[name, value] = pa.repeat(
+                    pa.scalar(value, TYPES[name]), rows
+                )
             return found.slice(0, chunk.rows)
 
         return make
@@ -270,7 +288,12 @@ def _headers(chunk: JoinedBatches) -> pa.Array:
 
 def _message_id(chunk: JoinedBatches) -> pa.Array:
     """The stored id, or one made of producer id (16 digits), batch sequence (12) and position (4)."""
-    heads = "".join([f"{s.header.producer_id:016x}{s.header.batch_sequence & _BATCH_SEQUENCE_MASK:012x}0000" for s in chunk.spans])
+    heads = "".join(
+        [
+            f"{s.header.producer_id:016x}{s.header.batch_sequence & _BATCH_SEQUENCE_MASK:012x}0000"
+            for s in chunk.spans
+        ]
+    )
     digits = np.frombuffer(heads.encode(), np.uint8).reshape(-1, 32).repeat(chunk.counts, axis=0)
     digits[:, 28:] = place_digits(chunk.places)
     if chunk.has("message_id"):
@@ -292,11 +315,15 @@ def _append_time(chunk: JoinedBatches) -> pa.Array:
 
 def _producer_id(chunk: JoinedBatches) -> pa.Array:
     digits = "".join([f"{span.header.producer_id:016x}" for span in chunk.spans])
-    return hex_texts(np.frombuffer(digits.encode(), np.uint8).reshape(-1, 16).repeat(chunk.counts, axis=0))
+    return hex_texts(
+        np.frombuffer(digits.encode(), np.uint8).reshape(-1, 16).repeat(chunk.counts, axis=0)
+    )
 
 
 def _batch_sequence(chunk: JoinedBatches) -> pa.Array:
-    return _made(pa.int64(), chunk.each(lambda span: span.header.batch_sequence & _BATCH_SEQUENCE_MASK))
+    return _made(
+        pa.int64(), chunk.each(lambda span: span.header.batch_sequence & _BATCH_SEQUENCE_MASK)
+    )
 
 
 def _logical_partition(chunk: JoinedBatches) -> pa.Array:
@@ -322,6 +349,8 @@ _MAKERS: Final[dict[str, Maker]] = {
     "batch_sequence": _batch_sequence,
     "place": lambda chunk: _made(pa.int32(), chunk.places.astype(np.int32)),
     "logical_partition": _logical_partition,
-    "is_bent": lambda chunk: pa.array(chunk.each(lambda span: span.header.flags & _BENT != 0, np.bool_)),
+    "is_bent": lambda chunk: pa.array(
+        chunk.each(lambda span: span.header.flags & _BENT != 0, np.bool_)
+    ),
     "entry": _of_span(lambda span: span.envelope.index),
 }

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from qmq.columns import offsets
 from qmq.columns.files.log import FileAddress, FileLog
-from qmq.columns.model import CommittedLog, LogAddress, QueueKey, QueuePiece, ReadSelection, SourceBatch, SourceQueue, Topology
+from qmq.columns.model import (
+    CommittedLog,
+    LogAddress,
+    QueueKey,
+    QueuePiece,
+    ReadSelection,
+    SourceBatch,
+    SourceQueue,
+    Topology,
+)
 from qmq.columns.options import Choice, ReadOptions, StartPosition
 from qmq.columns.planning import ReadTask
 from qmq.columns.servers.log import ServerAddress
@@ -86,7 +95,9 @@ class RoutedLog:
     def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
         return self._files.pieces(queue, first, end, bytes_max)
 
-    def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
+    def read(
+        self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool
+    ) -> Iterator[SourceBatch]:
         return self._files.read(piece, selection, skips_lost=skips_lost)
 
     def close(self) -> None:
@@ -106,17 +117,25 @@ def look(log: CommittedLog, choice: Choice) -> Topology:
         return log.topology(subjects) if subjects else Topology({})
     found = log.topology(list(choice.subjects))
     chosen = assigned(choice, found.queues)
-    return Topology({key: queue for key, queue in found.queues.items() if key in chosen}, found.routes)
+    return Topology(
+        {key: queue for key, queue in found.queues.items() if key in chosen}, found.routes
+    )
 
 
 def assigned(choice: Choice, known: Collection[QueueKey]) -> Collection[QueueKey]:
     """The known queues that `assign` names; all of them without `assign`. Raises InvalidArgument."""
     if choice.queues is None:
         return known
-    return {offsets.find_queue("assign", subject, within, known) for subject, names in choice.queues.items() for within in names}
+    return {
+        offsets.find_queue("assign", subject, within, known)
+        for subject, names in choice.queues.items()
+        for within in names
+    }
 
 
-def edges(asked: ReadOptions, topology: Topology, first: FindTime, last: FindTime) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
+def edges(
+    asked: ReadOptions, topology: Topology, first: FindTime, last: FindTime
+) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
     """Where a batch read starts and ends; `first` and `last` find the sequences of a start and an end that are times.
 
     Raises InvalidArgument.
@@ -129,11 +148,15 @@ def edges(asked: ReadOptions, topology: Topology, first: FindTime, last: FindTim
         end = offsets.resolve("endingOffsets", asked.end, queues, offsets.LATEST)
     for key, queue in topology.queues.items():
         if end[key] > queue.end:
-            raise InvalidArgument(f"endingOffsets: {key} ends at {queue.end}, so {end[key]} does not exist yet")
+            raise InvalidArgument(
+                f"endingOffsets: {key} ends at {queue.end}, so {end[key]} does not exist yet"
+            )
     return start, end
 
 
-def starts(asked: ReadOptions, queues: Iterable[SourceQueue], find_time: FindTime) -> dict[QueueKey, int]:
+def starts(
+    asked: ReadOptions, queues: Iterable[SourceQueue], find_time: FindTime
+) -> dict[QueueKey, int]:
     """The start of a read without a checkpoint. Raises InvalidArgument."""
     if asked.start_ms is not None:
         return offsets.by_time(queues, asked.start_ms, find_time)
@@ -141,7 +164,12 @@ def starts(asked: ReadOptions, queues: Iterable[SourceQueue], find_time: FindTim
 
 
 def read_task(
-    address: LogAddress, task: ReadTask | None, columns: ColumnNames, selection: ReadSelection, *, skips_lost: bool
+    address: LogAddress,
+    task: ReadTask | None,
+    columns: ColumnNames,
+    selection: ReadSelection,
+    *,
+    skips_lost: bool,
 ) -> Iterator[pa.RecordBatch]:
     """The record batches of one task, in an executor. Raises MessagesExpired, NotConnected, LogDamaged."""
     if task is None:

@@ -32,7 +32,15 @@ from qmq.client.client import Client
 from qmq.console.config import ConsoleConfig, LoginMode
 from qmq.console.guard import ConsoleGuard, named_by_port
 from qmq.console.oidc import LOGIN_S, OidcFlow, ShownToken
-from qmq.console.page import ConsolePage, RefusedRequest, Show, rendered, status_of_failure, templates, wording_of
+from qmq.console.page import (
+    ConsolePage,
+    RefusedRequest,
+    Show,
+    rendered,
+    status_of_failure,
+    templates,
+    wording_of,
+)
 from qmq.console.pages import dead_letters, delays, message, overview, routes, subject
 from qmq.console.sessions import BrowserSession, ConsoleCaller, ProxyToken, Sessions
 from qmq.errors import InvalidArgument, NotAuthenticated, QmqError, QuotaExceeded, Unavailable
@@ -59,17 +67,29 @@ class OidcLogin:
         answer = RedirectResponse(url, HTTPStatus.SEE_OTHER)
         # Lax: the provider's site sends the browser back here.
         name = named_by_port(LOGIN_COOKIE, request)
-        answer.set_cookie(name, browser, max_age=int(LOGIN_S), path="/login", httponly=True, samesite="lax", secure=self._is_https)
+        answer.set_cookie(
+            name,
+            browser,
+            max_age=int(LOGIN_S),
+            path="/login",
+            httponly=True,
+            samesite="lax",
+            secure=self._is_https,
+        )
         return answer
 
     async def came_back(self, request: Request) -> tuple[ShownToken, str]:
         """Finish a login: (the person's token, the page that the person requested). Raises NotAuthenticated, NotConnected."""
         given = request.query_params
-        login = self.flow.came_back(given.get("state", ""), request.cookies.get(named_by_port(LOGIN_COOKIE, request), ""))
+        login = self.flow.came_back(
+            given.get("state", ""), request.cookies.get(named_by_port(LOGIN_COOKIE, request), "")
+        )
         if "code" not in given:
             said = f"{given.get('error', 'no code')} {given.get('error_description', '')}".strip()
             raise NotAuthenticated(f"the identity provider did not log you in: {said[:300]}")
-        return ShownToken(await asyncio.to_thread(self.flow.finish, login, given["code"])), login.target
+        return ShownToken(
+            await asyncio.to_thread(self.flow.finish, login, given["code"])
+        ), login.target
 
     async def keeps(self, session: BrowserSession) -> bool:
         """True if the session continues: its token is valid, or was renewed. While the provider is unreachable, the last token counts."""
@@ -103,7 +123,13 @@ PAGES: Final = (
     *routes.PAGES,
     *routes.LANE_PAGES,
 )
-ACTS: Final = (*dead_letters.ACTS, *overview.CLUSTER_ACTS, *delays.ACTS, *routes.ACTS, *routes.LANE_ACTS)
+ACTS: Final = (
+    *dead_letters.ACTS,
+    *overview.CLUSTER_ACTS,
+    *delays.ACTS,
+    *routes.ACTS,
+    *routes.LANE_ACTS,
+)
 
 
 class ConsoleSite:
@@ -138,7 +164,9 @@ class ConsoleSite:
             return None
         from qmq.console.oidc import OidcFlow
 
-        return OidcLogin(OidcFlow(self.config.oidc, monotonic_s=self._monotonic_s), is_https=self.config.is_https)
+        return OidcLogin(
+            OidcFlow(self.config.oidc, monotonic_s=self._monotonic_s), is_https=self.config.is_https
+        )
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -157,7 +185,9 @@ class ConsoleSite:
 
     def login_path(self) -> str:
         """The path at which the person who starts the console logs in."""
-        return f"/login?{urlencode({'key': self.key})}" if self.config.login is LoginMode.OWN else "/"
+        return (
+            f"/login?{urlencode({'key': self.key})}" if self.config.login is LoginMode.OWN else "/"
+        )
 
     async def close(self) -> None:
         """Close all connections to the cluster."""
@@ -168,7 +198,9 @@ class ConsoleSite:
 
     # --- pages ---------------------------------------------------------------------------------------------------------
 
-    def _page(self, show: Show, *, is_act: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    def _page(
+        self, show: Show, *, is_act: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             words = wording_of(request)
             try:
@@ -178,8 +210,14 @@ class ConsoleSite:
                 proven(request.scope, session.principal)
                 if is_act and not self.config.is_writable:
                     raise RefusedRequest(HTTPStatus.FORBIDDEN, words("refused.read_only"))
-                answered = await show(ConsolePage(request, session, self.config, self._environment, self._wall_s))
-                return self._known(request, answered, session) if self.config.login is LoginMode.PROXY else answered
+                answered = await show(
+                    ConsolePage(request, session, self.config, self._environment, self._wall_s)
+                )
+                return (
+                    self._known(request, answered, session)
+                    if self.config.login is LoginMode.PROXY
+                    else answered
+                )
             except RefusedRequest as refused:
                 return self._failure(request, refused.status, refused.text)
             except NotAuthenticated as failure:
@@ -190,20 +228,32 @@ class ConsoleSite:
         return answer
 
     def _failure(self, request: Request, status: HTTPStatus, text: str) -> Response:
-        return rendered(request, self._environment, "failure.html", status, code=int(status), text=text)
+        return rendered(
+            request, self._environment, "failure.html", status, code=int(status), text=text
+        )
 
     async def _no_page(self, request: Request, failure: Exception) -> Response:
         assert isinstance(failure, HTTPException)
         if failure.status_code != HTTPStatus.NOT_FOUND:
             return PlainTextResponse(failure.detail, failure.status_code)
-        return self._failure(request, HTTPStatus.NOT_FOUND, wording_of(request)("refused.no_page", path=request.url.path))
+        return self._failure(
+            request,
+            HTTPStatus.NOT_FOUND,
+            wording_of(request)("refused.no_page", path=request.url.path),
+        )
 
     def _ask(self, request: Request) -> Response:
         """Send a browser without a session to the login page of the login mode."""
         if self.config.login is LoginMode.PROXY:
-            return self._failure(request, HTTPStatus.UNAUTHORIZED, wording_of(request)("refused.proxy", header=self.config.token_header))
+            return self._failure(
+                request,
+                HTTPStatus.UNAUTHORIZED,
+                wording_of(request)("refused.proxy", header=self.config.token_header),
+            )
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return RedirectResponse(f"/login?{urlencode({'next': path})}" if path != "/" else "/login", HTTPStatus.SEE_OTHER)
+        return RedirectResponse(
+            f"/login?{urlencode({'next': path})}" if path != "/" else "/login", HTTPStatus.SEE_OTHER
+        )
 
     # --- sessions ------------------------------------------------------------------------------------------------------
 
@@ -218,7 +268,11 @@ class ConsoleSite:
         token = self._token_of_proxy(request)
         if not token:
             return None
-        if found is not None and found.proxied is not None and hmac.compare_digest(found.proxied.text.encode(), token.encode()):
+        if (
+            found is not None
+            and found.proxied is not None
+            and hmac.compare_digest(found.proxied.text.encode(), token.encode())
+        ):
             return found
         return await self._proxied(found, ProxyToken(check_token(token, self.config.token_header)))
 
@@ -230,7 +284,9 @@ class ConsoleSite:
             return ""
         shown = request.headers.getlist(self.config.token_header)
         if len(shown) > 1:
-            raise InvalidArgument(f"{self.config.token_header} came {len(shown)} times: the proxy must replace the browser's")
+            raise InvalidArgument(
+                f"{self.config.token_header} came {len(shown)} times: the proxy must replace the browser's"
+            )
         scheme, _, token = shown[0].partition(" ") if shown else ("", "", "")
         return token if scheme.lower() == "bearer" else "".join(shown)
 
@@ -278,7 +334,13 @@ class ConsoleSite:
         return self._known(request, RedirectResponse(target, HTTPStatus.SEE_OTHER), session)
 
     def _known(self, request: Request, answer: Response, session: BrowserSession) -> Response:
-        answer.set_cookie(cookie_of(request), session.id, httponly=True, samesite="strict", secure=self.config.is_https)
+        answer.set_cookie(
+            cookie_of(request),
+            session.id,
+            httponly=True,
+            samesite="strict",
+            secure=self.config.is_https,
+        )
         return answer
 
     # --- logging in and out --------------------------------------------------------------------------------------------
@@ -290,11 +352,15 @@ class ConsoleSite:
         try:
             if mode is LoginMode.OWN and (key := request.query_params.get("key", "")):
                 if hmac.compare_digest(key.encode(), self.key.encode()):
-                    return self._admit(request, self.sessions.open(None, self._caller(None)), target)
+                    return self._admit(
+                        request, self.sessions.open(None, self._caller(None)), target
+                    )
                 raise RefusedRequest(HTTPStatus.FORBIDDEN, words("refused.key"))
             if mode is LoginMode.TOKEN and request.method == "POST":
                 attempt(request.scope)
-                return self._admit(request, await self._with_token(await _posted(request, "token")), target)
+                return self._admit(
+                    request, await self._with_token(await _posted(request, "token")), target
+                )
         except RefusedRequest as refused:
             return self._login_page(request, refused.status, refused.text)
         except QmqError as failure:
@@ -309,26 +375,41 @@ class ConsoleSite:
         try:
             attempt(request.scope)
             if step == "begin":
-                return await self.oidc.begin(request, own_path(request.query_params.get("next", "/")))
+                return await self.oidc.begin(
+                    request, own_path(request.query_params.get("next", "/"))
+                )
             shown, target = await self.oidc.came_back(request)
             session = await self._known_to_cluster(self._caller(shown), None, shown)
         except QmqError as failure:
             return self._login_page(request, _login_status(failure), str(failure))
         # A page instead of a redirect: the cookie is Strict, so a browser that another site redirects here would not send it.
-        return self._known(request, rendered(request, self._environment, "logged_in.html", target=target), session)
+        return self._known(
+            request, rendered(request, self._environment, "logged_in.html", target=target), session
+        )
 
     def _login_page(self, request: Request, status: int = 200, failure: str = "") -> Response:
-        begin = f"/login/begin?{urlencode({'next': own_path(request.query_params.get('next', '/'))})}"
+        begin = (
+            f"/login/begin?{urlencode({'next': own_path(request.query_params.get('next', '/'))})}"
+        )
         issuer = self.config.oidc.issuer if self.config.oidc is not None else ""
         return rendered(
-            request, self._environment, "login.html", status, mode=self.config.login.value, failure=failure, begin=begin, issuer=issuer
+            request,
+            self._environment,
+            "login.html",
+            status,
+            mode=self.config.login.value,
+            failure=failure,
+            begin=begin,
+            issuer=issuer,
         )
 
     async def _with_token(self, token: str) -> BrowserSession:
         """Open a session for a token that the cluster knows. Raises NotAuthenticated, InvalidArgument, NotConnected."""
         return await self._known_to_cluster(self._caller(check_token(token, "the form")), token)
 
-    async def _known_to_cluster(self, caller: ConsoleCaller, token: str | None, shown: ShownToken | None = None) -> BrowserSession:
+    async def _known_to_cluster(
+        self, caller: ConsoleCaller, token: str | None, shown: ShownToken | None = None
+    ) -> BrowserSession:
         try:
             principal = await caller.principal()
         except BaseException:
@@ -341,7 +422,9 @@ class ConsoleSite:
         if session is not None and session.is_csrf(await _posted(request, "csrf")):
             await self._end(session)
         answer = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
-        answer.delete_cookie(cookie_of(request), httponly=True, samesite="strict", secure=self.config.is_https)
+        answer.delete_cookie(
+            cookie_of(request), httponly=True, samesite="strict", secure=self.config.is_https
+        )
         return answer
 
 
@@ -354,7 +437,9 @@ def _login_status(failure: QmqError) -> int:
     """The status of a login that was refused."""
     if isinstance(failure, QuotaExceeded):
         return HTTPStatus.TOO_MANY_REQUESTS
-    return HTTPStatus.SERVICE_UNAVAILABLE if isinstance(failure, Unavailable) else HTTPStatus.FORBIDDEN
+    return (
+        HTTPStatus.SERVICE_UNAVAILABLE if isinstance(failure, Unavailable) else HTTPStatus.FORBIDDEN
+    )
 
 
 async def _posted(request: Request, name: str) -> str:
@@ -364,7 +449,12 @@ async def _posted(request: Request, name: str) -> str:
 def own_path(target: str) -> str:
     """The path to show after a login. The path always belongs to this console, for any address in the request. Pure."""
     parts = urlsplit(target)
-    is_own = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
+    is_own = (
+        target.startswith("/")
+        and not target.startswith(("//", "/\\"))
+        and not parts.scheme
+        and not parts.netloc
+    )
     return target if is_own and target.isprintable() and "\\" not in target else "/"
 
 
@@ -377,7 +467,11 @@ REQUESTS_MAX: Final = 500
 class ConsoleServer:
     """Serves a console between `start` and `stop`. `start` raises OSError if the port is taken."""
 
-    def __init__(self, config: ConsoleConfig, make_client: Callable[[Callable[[], str] | None], Client] | None = None) -> None:
+    def __init__(
+        self,
+        config: ConsoleConfig,
+        make_client: Callable[[Callable[[], str] | None], Client] | None = None,
+    ) -> None:
         """`make_client` makes a client with a token's source, or with the environment's own credentials."""
         self.config = config
         self.site = ConsoleSite(config, make_client or self._client)
@@ -391,7 +485,13 @@ class ConsoleServer:
         self.port = 0
 
     def _client(self, token: Callable[[], str] | None) -> Client:
-        return qmq.connect(self.config.server, create_subjects=False, state_dir=False, token=token, name=CLIENT_NAME)
+        return qmq.connect(
+            self.config.server,
+            create_subjects=False,
+            state_dir=False,
+            token=token,
+            name=CLIENT_NAME,
+        )
 
     @property
     def url(self) -> str:

@@ -43,7 +43,9 @@ class BodyView:
 
 def masked_fields(rules: Sequence[MaskRule], subject: str) -> frozenset[str]:
     """The names of the fields that are masked in a subject's bodies, in lower case."""
-    return frozenset(rule.field.lower() for rule in rules if subject.startswith(rule.subject_prefix))
+    return frozenset(
+        rule.field.lower() for rule in rules if subject.startswith(rule.subject_prefix)
+    )
 
 
 def body_view(body: bytes, masked: Collection[str] = ()) -> BodyView:
@@ -58,7 +60,9 @@ def body_view(body: bytes, masked: Collection[str] = ()) -> BodyView:
     form, value = read
     shown = _masked(value, masked) if masked else value
     text = json.dumps(shown, indent=2, ensure_ascii=False)
-    return BodyView(form, text[:SHOWN_CHARS_MAX], len(body), len(text) > SHOWN_CHARS_MAX, shown != value)
+    return BodyView(
+        form, text[:SHOWN_CHARS_MAX], len(body), len(text) > SHOWN_CHARS_MAX, shown != value
+    )
 
 
 def _fields_of(body: bytes, masked: Collection[str]) -> tuple[str, Any] | None:
@@ -81,7 +85,10 @@ def _plain(value: Any, depth_left: int, masked: Collection[str]) -> Any:
     if not depth_left:
         raise ValueError("too deep")
     if isinstance(value, dict):
-        return {_leaf(key) if not isinstance(key, str) else key: _plain(each, depth_left - 1, masked) for key, each in value.items()}
+        return {
+            _leaf(key) if not isinstance(key, str) else key: _plain(each, depth_left - 1, masked)
+            for key, each in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_plain(each, depth_left - 1, masked) for each in value]
     if isinstance(value, bytes) and any(name.encode() in value.lower() for name in masked):
@@ -98,10 +105,17 @@ def _flat(body: bytes) -> BodyView:
         text = body[: failure.start].decode() if is_cut_there else ""
     strange = sum(not (each.isprintable() or each in "\n\r\t") for each in text[:1000])
     if text and strange * 10 <= min(len(text), 1000):
-        return BodyView("text", text[:SHOWN_CHARS_MAX], len(body), len(text) > SHOWN_CHARS_MAX or len(body) > 4 * SHOWN_CHARS_MAX)
+        return BodyView(
+            "text",
+            text[:SHOWN_CHARS_MAX],
+            len(body),
+            len(text) > SHOWN_CHARS_MAX or len(body) > 4 * SHOWN_CHARS_MAX,
+        )
     part = body[: SHOWN_CHARS_MAX // 4]
     lines = [part[at : at + 16] for at in range(0, len(part), 16)]
-    text = "\n".join(f"{at * 16:08x}  {line.hex(' '):<47}  {_ascii(line)}" for at, line in enumerate(lines))
+    text = "\n".join(
+        f"{at * 16:08x}  {line.hex(' '):<47}  {_ascii(line)}" for at, line in enumerate(lines)
+    )
     return BodyView("hex", text, len(body), len(part) < len(body))
 
 
@@ -118,7 +132,10 @@ def _masked(value: Any, masked: Collection[str]) -> Any:
     if any(isinstance(each, str) and is_masked(each, masked) for each in beside):
         return MASK
     if isinstance(value, dict):
-        return {key: MASK if is_masked(str(key), masked) else _masked(each, masked) for key, each in value.items()}
+        return {
+            key: MASK if is_masked(str(key), masked) else _masked(each, masked)
+            for key, each in value.items()
+        }
     return [_masked(each, masked) for each in value]
 
 
@@ -133,7 +150,10 @@ def masked_text(text: str, masked: Collection[str]) -> str:
 
 def masked_headers(headers: Mapping[str, str], masked: Collection[str]) -> dict[str, str]:
     """Headers as text, without the values of masked fields."""
-    return {name: MASK if is_masked(name, masked) else masked_text(value, masked) for name, value in headers.items()}
+    return {
+        name: MASK if is_masked(name, masked) else masked_text(value, masked)
+        for name, value in headers.items()
+    }
 
 
 def _leaf(value: Any) -> str:

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.errors import QmqError
 from qmq.operations.findings import findings, folded, worst
-from qmq.operations.snapshot import ClusterSnapshot, ConsumerGroupFacts, SubjectFacts, ordered_groups, subject_facts, unordered_groups
+from qmq.operations.snapshot import (
+    ClusterSnapshot,
+    ConsumerGroupFacts,
+    SubjectFacts,
+    ordered_groups,
+    subject_facts,
+    unordered_groups,
+)
 from qmq.operations.snapshot_reading import read_snapshot
 from qmq.operations.text import Finding, Severity
 
@@ -83,10 +90,22 @@ async def look_at_cluster(mq: Client, now_s: float, before: ClusterLook | None) 
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     snapshot = await read_snapshot(mq.metadata)
-    missing = {f"broker group {name}": why for name, why in snapshot.silent.items()} | dict(snapshot.missing)
-    missing |= {f"metaserver {each.address}": each.failure for each in snapshot.metaservers if each.failure}
+    missing = {f"broker group {name}": why for name, why in snapshot.silent.items()} | dict(
+        snapshot.missing
+    )
+    missing |= {
+        f"metaserver {each.address}": each.failure for each in snapshot.metaservers if each.failure
+    }
     found = folded(findings(snapshot, before.snapshot if before is not None else None))
-    return ClusterLook(now_s, loop.time() - begun_s, snapshot, _figures(snapshot.subjects), _behind_first(snapshot.groups), missing, found)
+    return ClusterLook(
+        now_s,
+        loop.time() - begun_s,
+        snapshot,
+        _figures(snapshot.subjects),
+        _behind_first(snapshot.groups),
+        missing,
+        found,
+    )
 
 
 async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook:
@@ -106,11 +125,24 @@ async def look_at_subject(mq: Client, subject: str, now_s: float) -> ClusterLook
             else:
                 told = await metadata.describe_groups(subject)
                 queues = found.description.queues
-                groups += unordered_groups(told, {(subject, each.partition, each.broker_group): each.start_sequence for each in queues})
+                groups += unordered_groups(
+                    told,
+                    {
+                        (subject, each.partition, each.broker_group): each.start_sequence
+                        for each in queues
+                    },
+                )
     except QmqError as failure:
         missing["groups" if subjects else "subjects"] = str(failure)
     snapshot = ClusterSnapshot(0, 0, subjects=tuple(subjects), groups=tuple(groups))
-    return ClusterLook(now_s, loop.time() - begun_s, snapshot, _figures(snapshot.subjects), _behind_first(snapshot.groups), missing)
+    return ClusterLook(
+        now_s,
+        loop.time() - begun_s,
+        snapshot,
+        _figures(snapshot.subjects),
+        _behind_first(snapshot.groups),
+        missing,
+    )
 
 
 def _figures(found: tuple[SubjectFacts, ...]) -> tuple[SubjectFigures, ...]:
@@ -131,7 +163,9 @@ def subject_figures(found: SubjectFacts) -> SubjectFigures:
 
 
 def _behind_first(found: tuple[ConsumerGroupFacts, ...]) -> tuple[ConsumerGroupFacts, ...]:
-    return tuple(sorted(found, key=lambda each: (-each.lag_ms, -each.lag_messages, each.subject, each.group)))
+    return tuple(
+        sorted(found, key=lambda each: (-each.lag_ms, -each.lag_messages, each.subject, each.group))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +188,9 @@ def rates(now: ClusterLook, before: ClusterLook | None) -> LookRates:
         return LookRates()
     seconds = now.monotonic_s - before.monotonic_s
     produced = {each.name: each.produced for each in before.subjects}
-    by_subject = {each.name: rate(each.produced, produced.get(each.name), seconds) for each in now.subjects}
+    by_subject = {
+        each.name: rate(each.produced, produced.get(each.name), seconds) for each in now.subjects
+    }
     finished = _done(before)
     done = sum(rate(count, finished.get(key), seconds) for key, count in _done(now).items())
     return LookRates(sum(by_subject.values()), done, by_subject)
@@ -216,7 +252,9 @@ class ClusterWatch:
     async def latest(self) -> ClusterLook:
         """The last look, or a new one if the last look is older than the rules allow."""
         self.asked_s = self._monotonic_s()
-        if self._last is not None and self.asked_s < self._last.monotonic_s + rest_s(self._last.took_s):
+        if self._last is not None and self.asked_s < self._last.monotonic_s + rest_s(
+            self._last.took_s
+        ):
             return self._last
         if self._under_way is None:
             self._under_way = asyncio.create_task(self._take())
@@ -229,7 +267,9 @@ class ClusterWatch:
             self._under_way = None
         self._before, self._last = self._last, found
         seen = self.rates
-        self.points.append(CurvePoint(self._wall_s(), seen.stored, seen.done, found.lag, found.lag_ms / 1000))
+        self.points.append(
+            CurvePoint(self._wall_s(), seen.stored, seen.done, found.lag, found.lag_ms / 1000)
+        )
         return found
 
 

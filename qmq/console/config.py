@@ -57,8 +57,13 @@ def plain_host(host: str) -> str:
 def require_safe(name: str, url: str) -> None:
     """Raises InvalidArgument for an address that would carry secrets without encryption."""
     parts = urlsplit(url)
-    if not (parts.scheme == "https" or (parts.scheme == "http" and is_local(parts.hostname or ""))) or not parts.netloc:
-        raise InvalidArgument(f"{name} is an address that begins with https:// (http:// on this machine only), not {url!r}")
+    if (
+        not (parts.scheme == "https" or (parts.scheme == "http" and is_local(parts.hostname or "")))
+        or not parts.netloc
+    ):
+        raise InvalidArgument(
+            f"{name} is an address that begins with https:// (http:// on this machine only), not {url!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +79,15 @@ class OidcConfig:
 
     def check(self) -> None:
         """Raises InvalidArgument for a setting that cannot work."""
-        for name, url in (("QMQ_CONSOLE_OIDC_ISSUER", self.issuer), ("QMQ_CONSOLE_PUBLIC_URL", self.redirect_url)):
+        for name, url in (
+            ("QMQ_CONSOLE_OIDC_ISSUER", self.issuer),
+            ("QMQ_CONSOLE_PUBLIC_URL", self.redirect_url),
+        ):
             require_safe(name, url)
         if self.token not in ("access_token", "id_token"):
-            raise InvalidArgument(f"QMQ_CONSOLE_OIDC_TOKEN is access_token or id_token, not {self.token!r}")
+            raise InvalidArgument(
+                f"QMQ_CONSOLE_OIDC_TOKEN is access_token or id_token, not {self.token!r}"
+            )
         if "openid" not in self.scope.split():
             raise InvalidArgument("QMQ_CONSOLE_OIDC_SCOPE must have openid in it")
 
@@ -108,7 +118,9 @@ class ConsoleConfig:
     @property
     def is_https(self) -> bool:
         """True if browsers reach the console by https, with the console's TLS or a proxy's."""
-        return self.is_tls or (self.oidc is not None and self.oidc.redirect_url.startswith("https://"))
+        return self.is_tls or (
+            self.oidc is not None and self.oidc.redirect_url.startswith("https://")
+        )
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -122,12 +134,18 @@ def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
     too.
     """
     if (config.tls_cert is None) is not (config.tls_key is None):
-        raise InvalidArgument("TLS needs a certificate and its key: --tls-cert and --tls-key together")
+        raise InvalidArgument(
+            "TLS needs a certificate and its key: --tls-cert and --tls-key together"
+        )
     if config.login is LoginMode.PROXY and not config.proxies:
-        raise InvalidArgument("--login proxy needs --trusted-proxy ADDRESS: the console ignores token headers from all other addresses")
+        raise InvalidArgument(
+            "--login proxy needs --trusted-proxy ADDRESS: the console ignores token headers from all other addresses"
+        )
     for each in config.proxies:
         if not _is_address(each):
-            raise InvalidArgument(f"--trusted-proxy is an IP address as the console sees it, such as 10.0.0.7, not {each!r}")
+            raise InvalidArgument(
+                f"--trusted-proxy is an IP address as the console sees it, such as 10.0.0.7, not {each!r}"
+            )
     if config.proxies and config.login is not LoginMode.PROXY:
         raise InvalidArgument("--trusted-proxy is for --login proxy")
     if (config.oidc is None) is (config.login is LoginMode.OIDC):
@@ -138,7 +156,9 @@ def check(config: ConsoleConfig, *, is_insecure: bool) -> tuple[str, ...]:
         config.oidc.check()
     found = [] if is_local(config.host) else _weaknesses(config)
     if found and not is_insecure:
-        raise InvalidArgument(f"{'; '.join(found)}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/CONSOLE.md)")
+        raise InvalidArgument(
+            f"{'; '.join(found)}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/CONSOLE.md)"
+        )
     return tuple(found)
 
 
@@ -157,5 +177,7 @@ def _weaknesses(config: ConsoleConfig) -> list[str]:
             f"everyone who learns the key may act as you from everywhere that reaches {config.host}: --login token asks each for a token"
         )
     if not config.is_tls:
-        found.append(f"tokens and bodies would travel to {config.host} in clear text: --tls-cert and --tls-key encrypt them")
+        found.append(
+            f"tokens and bodies would travel to {config.host} in clear text: --tls-cert and --tls-key encrypt them"
+        )
     return found

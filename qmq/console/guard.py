@@ -39,7 +39,10 @@ def refusal(method: str, headers: Headers, hosts: Iterable[str]) -> tuple[int, s
     """The status and the reason with which the guard refuses a request; None if it serves the request. Pure."""
     host = headers.get("host", "")
     if bare_host(host) not in hosts:
-        return 421, f"this console is not {host!r}: start it with --name {bare_host(host)} if browsers shall reach it so"
+        return (
+            421,
+            f"this console is not {host!r}: start it with --name {bare_host(host)} if browsers shall reach it so",
+        )
     if method not in ("GET", "HEAD", "POST"):
         return 405, f"{method} is not a method of this console"
     if method != "POST":

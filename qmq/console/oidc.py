@@ -103,7 +103,11 @@ class OidcFlow:
         make_secret: Callable[[], str] = lambda: secrets.token_urlsafe(32),
     ) -> None:
         self.config = config
-        self._ask, self._monotonic_s, self._make_secret = ask or ask_provider, monotonic_s, make_secret
+        self._ask, self._monotonic_s, self._make_secret = (
+            ask or ask_provider,
+            monotonic_s,
+            make_secret,
+        )
         self._addresses: ProviderAddresses | None = None
         self._verifier: JwtVerifier | None = None
         self._key = secrets.token_bytes(32)
@@ -115,7 +119,11 @@ class OidcFlow:
     def addresses(self) -> ProviderAddresses:
         """Read the provider's description, once. Raises NotConnected, or InvalidArgument if the description belongs to another issuer."""
         if self._addresses is None:
-            found = _object(self._ask(self.config.issuer.rstrip("/") + "/.well-known/openid-configuration", None))
+            found = _object(
+                self._ask(
+                    self.config.issuer.rstrip("/") + "/.well-known/openid-configuration", None
+                )
+            )
             if found.get("issuer") != self.config.issuer:
                 raise InvalidArgument(
                     f"{self.config.issuer} names itself {found.get('issuer')!r}: set QMQ_CONSOLE_OIDC_ISSUER to exactly that"
@@ -138,8 +146,12 @@ class OidcFlow:
     def begin(self, addresses: ProviderAddresses, target: str) -> tuple[str, str]:
         """Begin a login: (where to send the browser, the value of its cookie). `target` is the page that the person requested."""
         shown = target if len(target) <= TARGET_CHARS_MAX else "/"
-        browser = ".".join((self._make_secret(), str(int(self._monotonic_s() * 1000)), _packed(shown.encode())))
-        state, verifier, nonce = (self._derived(purpose, browser) for purpose in ("state", "verifier", "nonce"))
+        browser = ".".join(
+            (self._make_secret(), str(int(self._monotonic_s() * 1000)), _packed(shown.encode()))
+        )
+        state, verifier, nonce = (
+            self._derived(purpose, browser) for purpose in ("state", "verifier", "nonce")
+        )
         asked = {
             "response_type": "code",
             "client_id": self.config.client_id,
@@ -150,7 +162,10 @@ class OidcFlow:
             "code_challenge": challenge(verifier),
             "code_challenge_method": "S256",
         }
-        return f"{addresses.authorize}{'&' if '?' in addresses.authorize else '?'}{urlencode(asked)}", browser
+        return (
+            f"{addresses.authorize}{'&' if '?' in addresses.authorize else '?'}{urlencode(asked)}",
+            browser,
+        )
 
     def _derived(self, purpose: str, browser: str) -> str:
         return _packed(hmac.digest(self._key, f"{purpose} {browser}".encode(), "sha256"))
@@ -158,14 +173,24 @@ class OidcFlow:
     def came_back(self, state: str, browser: str) -> LoginUnderWay:
         """Take the login of a browser that comes back; each login can be taken once. Raises NotAuthenticated."""
         now_s = self._monotonic_s()
-        while self._used and (len(self._used) > USED_MAX or next(iter(self._used.values())) <= now_s - LOGIN_S):
+        while self._used and (
+            len(self._used) > USED_MAX or next(iter(self._used.values())) <= now_s - LOGIN_S
+        ):
             del self._used[next(iter(self._used))]
         is_sealed = hmac.compare_digest(self._derived("state", browser).encode(), state.encode())
-        if not is_sealed or state in self._used or int(browser.split(".")[1]) / 1000 <= now_s - LOGIN_S:
-            raise NotAuthenticated("this browser did not begin this login, or it took too long: log in again")
+        if (
+            not is_sealed
+            or state in self._used
+            or int(browser.split(".")[1]) / 1000 <= now_s - LOGIN_S
+        ):
+            raise NotAuthenticated(
+                "this browser did not begin this login, or it took too long: log in again"
+            )
         self._used[state] = now_s
         target = base64.urlsafe_b64decode(browser.split(".")[2] + "==").decode()
-        return LoginUnderWay(self._derived("verifier", browser), self._derived("nonce", browser), target)
+        return LoginUnderWay(
+            self._derived("verifier", browser), self._derived("nonce", browser), target
+        )
 
     def finish(self, login: LoginUnderWay, code: str) -> OidcTokens:
         """Exchange the code for tokens. Raises NotAuthenticated, NotConnected."""
@@ -178,14 +203,21 @@ class OidcFlow:
         told = self._tokens(asked)
         claims, _ = self._keys().claims(str(told.get("id_token", "")))
         if not hmac.compare_digest(str(claims.get("nonce", "")).encode(), login.nonce.encode()):
-            raise NotAuthenticated("the identity provider answered another login than this one: log in again")
+            raise NotAuthenticated(
+                "the identity provider answered another login than this one: log in again"
+            )
         if claims.get("azp", self.config.client_id) != self.config.client_id:
-            raise NotAuthenticated(f"the token was made for {claims['azp']!r}, not for this console")
+            raise NotAuthenticated(
+                f"the token was made for {claims['azp']!r}, not for this console"
+            )
         return self._given(told, "")
 
     def renewed(self, tokens: OidcTokens) -> OidcTokens:
         """Exchange the refresh token for new tokens. Raises NotAuthenticated, NotConnected."""
-        return self._given(self._tokens({"grant_type": "refresh_token", "refresh_token": tokens.refresh}), tokens.refresh)
+        return self._given(
+            self._tokens({"grant_type": "refresh_token", "refresh_token": tokens.refresh}),
+            tokens.refresh,
+        )
 
     def is_ending(self, tokens: OidcTokens) -> bool:
         """True if the tokens need a renewal now."""
@@ -230,7 +262,9 @@ def ask_provider(url: str, form: Mapping[str, str] | None) -> bytes:
             said = _error_of(failure.read(4096))
         raise NotAuthenticated(f"the identity provider refused: {said or failure}") from None
     except (OSError, ValueError) as failure:
-        raise NotConnected(f"the identity provider at {urlsplit(url).netloc} does not answer: {failure}") from failure
+        raise NotConnected(
+            f"the identity provider at {urlsplit(url).netloc} does not answer: {failure}"
+        ) from failure
 
 
 def _error_of(body: bytes) -> str:

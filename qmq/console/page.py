@@ -13,7 +13,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from qmq.console.config import ConsoleConfig
-from qmq.console.wording import LANGUAGES, Wording, bytes_text, chosen_language, count_text, exact_time
+from qmq.console.wording import (
+    LANGUAGES,
+    Wording,
+    bytes_text,
+    chosen_language,
+    count_text,
+    exact_time,
+)
 from qmq.errors import (
     AccessDenied,
     CallerError,
@@ -113,7 +120,12 @@ class ConsolePage:
 
     async def form(self) -> dict[str, str]:
         """The fields of a form from one of the console's pages. Raises RefusedRequest for a form from elsewhere."""
-        given = {name: values[-1] for name, values in parse_qs((await self.request.body()).decode("utf-8", "replace")).items()}
+        given = {
+            name: values[-1]
+            for name, values in parse_qs(
+                (await self.request.body()).decode("utf-8", "replace")
+            ).items()
+        }
         if not self.session.is_csrf(given.pop("csrf", "")):
             raise RefusedRequest(HTTPStatus.FORBIDDEN, self.words("refused.csrf"))
         return given
@@ -130,12 +142,16 @@ class ConsolePage:
             "notes": [] if LIVE_HEADER in self.request.headers else self.session.taken_notes(),
             "is_writable": self.config.is_writable,
         }
-        return rendered(self.request, self.environment, template, status, now_ms=self.now_ms, **known, **values)
+        return rendered(
+            self.request, self.environment, template, status, now_ms=self.now_ms, **known, **values
+        )
 
     def back(self, path: str, note: str, **state: str) -> Response:
         """Redirect to another page, which shows `note` once."""
         self.session.notes.append(note)
-        return RedirectResponse(path + (f"?{urlencode(state)}" if state else ""), HTTPStatus.SEE_OTHER)
+        return RedirectResponse(
+            path + (f"?{urlencode(state)}" if state else ""), HTTPStatus.SEE_OTHER
+        )
 
 
 def number_of(name: str, text: str, default: int, most: int) -> int:
@@ -150,27 +166,48 @@ def number_of(name: str, text: str, default: int, most: int) -> int:
 
 def wording_of(request: Request) -> Wording:
     """The language of a request."""
-    cookie, accepted = request.cookies.get(LANGUAGE_COOKIE, ""), request.headers.get("accept-language", "")
+    cookie, accepted = (
+        request.cookies.get(LANGUAGE_COOKIE, ""),
+        request.headers.get("accept-language", ""),
+    )
     return Wording(chosen_language(request.query_params.get("lang", ""), cookie, accepted))
 
 
-def rendered(request: Request, environment: Environment, template: str, status: int = 200, **values: Any) -> Response:
+def rendered(
+    request: Request, environment: Environment, template: str, status: int = 200, **values: Any
+) -> Response:
     """Render a page. If the address names a language, a cookie keeps the language."""
     words = wording_of(request)
-    path, query = request.url.path, [(name, value) for name, value in request.query_params.multi_items() if name != "lang"]
-    switch = {language: f"{path}?{urlencode([*query, ('lang', language)])}" for language in LANGUAGES}
+    path, query = (
+        request.url.path,
+        [(name, value) for name, value in request.query_params.multi_items() if name != "lang"],
+    )
+    switch = {
+        language: f"{path}?{urlencode([*query, ('lang', language)])}" for language in LANGUAGES
+    }
     text = environment.get_template(template).render(
-        t=words, language=words.language, languages=LANGUAGES, switch=switch, path=path, query=dict(query), **values
+        t=words,
+        language=words.language,
+        languages=LANGUAGES,
+        switch=switch,
+        path=path,
+        query=dict(query),
+        **values,
     )
     answer = HTMLResponse(text, status)
     if request.query_params.get("lang") in LANGUAGES:
-        answer.set_cookie(LANGUAGE_COOKIE, words.language, max_age=365 * 86_400, httponly=True, samesite="strict")
+        answer.set_cookie(
+            LANGUAGE_COOKIE, words.language, max_age=365 * 86_400, httponly=True, samesite="strict"
+        )
     return answer
 
 
 def status_of_failure(failure: QmqError) -> HTTPStatus:
     """The HTTP status of one of QMQ's errors."""
-    return next((status for kind, status in _STATUS if isinstance(failure, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
+    return next(
+        (status for kind, status in _STATUS if isinstance(failure, kind)),
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+    )
 
 
 Show = Callable[[ConsolePage], Awaitable[Response]]

@@ -62,7 +62,10 @@ class ReplayJob:
             self.state = "stopped"
             raise
         except Exception as failure:  # a job that nothing works on must not be shown as running
-            self.state, self.failure = "failed", str(failure) if isinstance(failure, QmqError) else repr(failure)
+            self.state, self.failure = (
+                "failed",
+                str(failure) if isinstance(failure, QmqError) else repr(failure),
+            )
             if not isinstance(failure, QmqError):
                 log.exception("a job of the console failed: %s", self.command)
 
@@ -121,7 +124,11 @@ class BrowserSession:
 class Sessions:
     """All sessions, in the order in which they were last seen, oldest first. `monotonic_s` and `make_secret` are handed in."""
 
-    def __init__(self, monotonic_s: Callable[[], float], make_secret: Callable[[], str] = lambda: secrets.token_urlsafe(32)) -> None:
+    def __init__(
+        self,
+        monotonic_s: Callable[[], float],
+        make_secret: Callable[[], str] = lambda: secrets.token_urlsafe(32),
+    ) -> None:
         self._monotonic_s, self._make_secret = monotonic_s, make_secret
         self._by_id: dict[str, BrowserSession] = {}
 
@@ -135,7 +142,17 @@ class Sessions:
     ) -> BrowserSession:
         """Open a session."""
         now_s = self._monotonic_s()
-        made = BrowserSession(self._make_secret(), self._make_secret(), token, caller, now_s, now_s, shown, proxied, principal)
+        made = BrowserSession(
+            self._make_secret(),
+            self._make_secret(),
+            token,
+            caller,
+            now_s,
+            now_s,
+            shown,
+            proxied,
+            principal,
+        )
         self._by_id[made.id] = made
         return made
 
@@ -190,7 +207,9 @@ JOBS_MAX: Final = 20
 class ConsoleCaller:
     """One identity towards the cluster. `close` ends its connections."""
 
-    def __init__(self, client: Client, monotonic_s: Callable[[], float], wall_s: Callable[[], float]) -> None:
+    def __init__(
+        self, client: Client, monotonic_s: Callable[[], float], wall_s: Callable[[], float]
+    ) -> None:
         self.client = client
         self._monotonic_s, self._wall_s = monotonic_s, wall_s
         self.watch = self._watch("")
@@ -201,7 +220,11 @@ class ConsoleCaller:
 
     def _watch(self, subject: str) -> ClusterWatch:
         async def look(now_s: float, before: ClusterLook | None) -> ClusterLook:
-            return await (look_at_subject(self.client, subject, now_s) if subject else look_at_cluster(self.client, now_s, before))
+            return await (
+                look_at_subject(self.client, subject, now_s)
+                if subject
+                else look_at_cluster(self.client, now_s, before)
+            )
 
         return ClusterWatch(look, self._monotonic_s, self._wall_s)
 

@@ -55,7 +55,11 @@ def _translated(text: str, known: tuple[_Pattern, ...]) -> str:
         if found is not None:
             return _filled(wanted, [_translated(value, known) for value in found.groups()])
     parts = text.split(_SEPARATOR)
-    return text if len(parts) == 1 else _CHINESE_SEPARATOR.join([_translated(part, known) for part in parts])
+    return (
+        text
+        if len(parts) == 1
+        else _CHINESE_SEPARATOR.join([_translated(part, known) for part in parts])
+    )
 
 
 def _filled(wanted: str, values: list[str]) -> str:
@@ -64,14 +68,21 @@ def _filled(wanted: str, values: list[str]) -> str:
 
 
 LANGUAGES: Final = {"en": "English", "zh": "中文"}
-_SPANS: Final = ((86_400_000, "span.days"), (3_600_000, "span.hours"), (60_000, "span.minutes"), (1_000, "span.seconds"))
+_SPANS: Final = (
+    (86_400_000, "span.days"),
+    (3_600_000, "span.hours"),
+    (60_000, "span.minutes"),
+    (1_000, "span.seconds"),
+)
 _BYTES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 @cache
 def catalog(language: str) -> Mapping[str, str]:
     """All texts of a language, by key."""
-    found: dict[str, str] = json.loads((files("qmq.console") / "words" / f"{language}.json").read_text(encoding="utf-8"))
+    found: dict[str, str] = json.loads(
+        (files("qmq.console") / "words" / f"{language}.json").read_text(encoding="utf-8")
+    )
     return found
 
 

@@ -74,7 +74,9 @@ class EngineAdmin:
         # not read again: the mastership may be lost by now, and the move is done all the same
         return replace(moved, due_ms=due_ms)
 
-    async def _take(self, delayed: DelayedId, act: Callable[[SchedulePlace], ScheduleAction]) -> DueMessage:
+    async def _take(
+        self, delayed: DelayedId, act: Callable[[SchedulePlace], ScheduleAction]
+    ) -> DueMessage:
         engine = self._engine()
         for _ in range(TRIES):
             place = engine.schedule.find(delayed)
@@ -90,7 +92,9 @@ class EngineAdmin:
             await engine.writer.committed()
             if engine.schedule.find(delayed) == place:
                 break  # else it recurs, and its next run is another message
-        raise TooLate(f"{delayed} is {engine.schedule.state_of(place)}: it can be cancelled or moved until it is due")
+        raise TooLate(
+            f"{delayed} is {engine.schedule.state_of(place)}: it can be cancelled or moved until it is due"
+        )
 
     def _is_free(self, place: SchedulePlace) -> bool:
         """Whether the message is pending, and was not planned by the dispatcher."""
@@ -126,7 +130,13 @@ class EngineAdmin:
         return self._engine().schedule.read(Places.of([place]))[0]
 
     async def listed(
-        self, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool = False
+        self,
+        subject: str,
+        from_ms: int,
+        to_ms: int,
+        after: tuple[int, str],
+        most: int,
+        is_half: bool = False,
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
         """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), after (due, id), in that order. With `is_half`,
         only messages that wait for a decision. Also returns the (due, id) after which the next page begins, or None at the end: a page may
@@ -137,18 +147,31 @@ class EngineAdmin:
             return self._page(schedule, subject, from_ms, to_ms, after, most, is_half)
 
     def _page(
-        self, schedule: Schedule, subject: str, from_ms: int, to_ms: int, after: tuple[int, str], most: int, is_half: bool
+        self,
+        schedule: Schedule,
+        subject: str,
+        from_ms: int,
+        to_ms: int,
+        after: tuple[int, str],
+        most: int,
+        is_half: bool,
     ) -> tuple[list[DueMessage], tuple[int, str] | None]:
         found: list[DueMessage] = []
         last: DueMessage | None = None
         begin_ms = max(from_ms, after[0] + (after[1] >= HIGHEST_ID))
         flags = int(BatchFlag.HALF) if is_half else 0
         for looked, message in enumerate(schedule.scan("", begin_ms, to_ms, flags=flags)):
-            if last is not None and message.due_ms > last.due_ms and (len(found) >= most or looked >= LOOK_MAX):
+            if (
+                last is not None
+                and message.due_ms > last.due_ms
+                and (len(found) >= most or looked >= LOOK_MAX)
+            ):
                 break  # messages with the same due time are sorted by id, so a page ends only between two due times
             last = message
             if looked >= SAME_MAX:
-                raise InvalidArgument(f"over {SAME_MAX} messages are due at {message.due_ms} ms: list a time before or after")
+                raise InvalidArgument(
+                    f"over {SAME_MAX} messages are due at {message.due_ms} ms: list a time before or after"
+                )
             if (not subject or message.subject == subject) and self._order(message) > after:
                 found.append(message)
         else:
@@ -179,7 +202,9 @@ def check_due(due_ms: int, now_ms: int, delay_ms_max: int) -> None:
         raise InvalidArgument(f"a due time is milliseconds since 1970, not {due_ms}")
     if due_ms - now_ms > delay_ms_max:
         days = delay_ms_max / 86_400_000
-        raise DelayTooLong(f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, but {days:g} is the limit: use a shorter delay")
+        raise DelayTooLong(
+            f"due in {(due_ms - now_ms) / 86_400_000:.1f} days, but {days:g} is the limit: use a shorter delay"
+        )
 
 
 LIST_MAX: Final = 1_000
@@ -204,7 +229,9 @@ class ListMark(NamedTuple):
             return BEGINNING
         match = _MARK.match(text)
         if match is None:
-            raise InvalidArgument(f"{text!r} is not a place in a list of delayed messages: give the `next` of the previous page")
+            raise InvalidArgument(
+                f"{text!r} is not a place in a list of delayed messages: give the `next` of the previous page"
+            )
         return cls(int(match[1]), match[2])
 
 
@@ -227,11 +254,22 @@ def listing(request: pb.ListDelayedRequest) -> Listing:
     if request.subject:
         check_name("subject", request.subject)
     if request.from_ms < 0 or request.to_ms < 0:
-        raise InvalidArgument(f"times are milliseconds since 1970, or 0 for no limit, not {min(request.from_ms, request.to_ms)}")
+        raise InvalidArgument(
+            f"times are milliseconds since 1970, or 0 for no limit, not {min(request.from_ms, request.to_ms)}"
+        )
     if request.to_ms and request.to_ms <= request.from_ms:
-        raise InvalidArgument(f"the list is to end at {request.to_ms} ms, which is not after its beginning, {request.from_ms} ms")
+        raise InvalidArgument(
+            f"the list is to end at {request.to_ms} ms, which is not after its beginning, {request.from_ms} ms"
+        )
     most = min(request.messages_max or LIST_DEFAULT, LIST_MAX)
-    return Listing(request.subject, request.from_ms, request.to_ms, ListMark.parse(request.after), most, request.is_half)
+    return Listing(
+        request.subject,
+        request.from_ms,
+        request.to_ms,
+        ListMark.parse(request.after),
+        most,
+        request.is_half,
+    )
 
 
 def mark_of(message: pb.DelayedMessage) -> ListMark:
@@ -242,5 +280,7 @@ def mark_of(message: pb.DelayedMessage) -> ListMark:
 def new_due_ms(request: pb.MoveDelayedRequest) -> int:
     """The due time in a request. Raises InvalidArgument if there is none."""
     if request.due_ms <= 0:
-        raise InvalidArgument(f"give the due time in milliseconds since 1970, not {request.due_ms}; a past time means immediately")
+        raise InvalidArgument(
+            f"give the due time in milliseconds since 1970, not {request.due_ms}; a past time means immediately"
+        )
     return request.due_ms

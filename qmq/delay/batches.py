@@ -70,7 +70,9 @@ _T = TypeVar("_T")
 
 def id_of(producer_id: int, batch_sequence: int, place: int) -> bytes:
     """The message id for a producer, batch and place; see `model.MessageId`."""
-    return _ID.pack(producer_id, batch_sequence >> 32 & 0xFFFF, batch_sequence & _BATCH_SEQUENCE_MASK, place)
+    return _ID.pack(
+        producer_id, batch_sequence >> 32 & 0xFFFF, batch_sequence & _BATCH_SEQUENCE_MASK, place
+    )
 
 
 def ids_of(producer_id: int, batch_sequence: int, count: int) -> list[bytes]:
@@ -112,7 +114,9 @@ def first_id(pieces: Pieces, at: int) -> bytes:
     if pieces.header.flags & _RECURRING and pieces.headers is not None:
         for name, value in pieces.headers[at]:
             if name == _SCHEDULE_ID:
-                with suppress(ValueError):  # the header is not a schedule id, so every replica keeps it unchanged
+                with suppress(
+                    ValueError
+                ):  # the header is not a schedule id, so every replica keeps it unchanged
                     return bytes.fromhex(value.decode())
     return pieces.ids[at]
 
@@ -126,13 +130,25 @@ class Pieces:
         layout, count = view.layout, header.count
         self._subject = padded(region[REGION.size : REGION.size + header.subject_bytes])
         self._columns = header.columns | _PLAIN
-        self._deltas = np.frombuffer(region, "<u4", count, layout.create_delta) if layout.create_delta >= 0 else None
+        self._deltas = (
+            np.frombuffer(region, "<u4", count, layout.create_delta)
+            if layout.create_delta >= 0
+            else None
+        )
         self.ids = view.message_ids() or ids_of(header.producer_id, header.batch_sequence, count)
         self._id_rows: npt.NDArray[np.uint8] | None = None
         self._keys = view.keys()
         self._lps = view.logical_partitions()
-        self._tags = _lists_of(region, layout.tag_list, count, self._tags_at(view)) if layout.tag_list >= 0 else None
-        self.headers = _lists_of(region, layout.header_list, count, self._headers_at(view)) if layout.header_list >= 0 else None
+        self._tags = (
+            _lists_of(region, layout.tag_list, count, self._tags_at(view))
+            if layout.tag_list >= 0
+            else None
+        )
+        self.headers = (
+            _lists_of(region, layout.header_list, count, self._headers_at(view))
+            if layout.header_list >= 0
+            else None
+        )
         self.due_times_ms = view.due_times_ms() or (0,) * count
         self._due_rows = np.array(self.due_times_ms, "<i8")
         self._body_rows = _rows(region, layout.body, layout.body_data, header)
@@ -144,14 +160,26 @@ class Pieces:
     def _tags_at(view: BatchView) -> list[tuple[int, bytes]]:
         layout = view.layout
         total = last_offset(view.region, layout.tag_list, view.count)
-        return list(zip(view.tag_hashes(), bytes_column(view.region, layout.tag, layout.tag_data, total), strict=True))
+        return list(
+            zip(
+                view.tag_hashes(),
+                bytes_column(view.region, layout.tag, layout.tag_data, total),
+                strict=True,
+            )
+        )
 
     @staticmethod
     def _headers_at(view: BatchView) -> list[tuple[bytes, bytes]]:
         layout, region = view.layout, view.region
         total = last_offset(region, layout.header_list, view.count)
         names = bytes_column(region, layout.header_name, layout.header_name_data, total)
-        return list(zip(names, bytes_column(region, layout.header_value, layout.header_value_data, total), strict=True))
+        return list(
+            zip(
+                names,
+                bytes_column(region, layout.header_value, layout.header_value_data, total),
+                strict=True,
+            )
+        )
 
     def cut(self, places: Sequence[int]) -> list[tuple[Sequence[int], bytes]]:
         """(places, region) of the messages at these places; several if one would be too large."""
@@ -169,7 +197,15 @@ class Pieces:
         size = len(body)
         ends = _TWO.pack(0, size)
         return b"".join(
-            (self._head(1, size), self._subject, self.ids[place], _DUE.pack(self.due_times_ms[place]), ends, body, _ZEROS[-size & 7])
+            (
+                self._head(1, size),
+                self._subject,
+                self.ids[place],
+                _DUE.pack(self.due_times_ms[place]),
+                ends,
+                body,
+                _ZEROS[-size & 7],
+            )
         )
 
     def piece(self, places: Sequence[int]) -> bytes:
@@ -187,7 +223,11 @@ class Pieces:
         if self._tags is not None:
             tags = [self._tags[each] for each in places]
             flat = list(chain.from_iterable(tags))
-            buffers += (_lists(tags), pack(f"<{len(flat)}Q", *[each[0] for each in flat]), _strings([each[1] for each in flat]))
+            buffers += (
+                _lists(tags),
+                pack(f"<{len(flat)}Q", *[each[0] for each in flat]),
+                _strings([each[1] for each in flat]),
+            )
         if self.headers is not None:
             buffers += _header_buffers([self.headers[each] for each in places])
         return b"".join((*buffers, self._due_rows[list(places)].tobytes(), *body_buffers))
@@ -216,9 +256,21 @@ class Pieces:
         return self._taken
 
     def _head(self, count: int, body_bytes: int) -> bytes:
-        producer_id, batch_sequence, flags, _, create_time_ms, _, partition, _, subject_bytes, _ = self.header
+        producer_id, batch_sequence, flags, _, create_time_ms, _, partition, _, subject_bytes, _ = (
+            self.header
+        )
         return REGION.pack(
-            producer_id, batch_sequence, flags, count, create_time_ms, self._columns, partition, body_bytes, subject_bytes, 0, 0
+            producer_id,
+            batch_sequence,
+            flags,
+            count,
+            create_time_ms,
+            self._columns,
+            partition,
+            body_bytes,
+            subject_bytes,
+            0,
+            0,
         )
 
     # --- batches of one ------------------------------------------------------------------------------------------------
@@ -237,9 +289,14 @@ class Pieces:
         """As `moved`. A run of a recurring message keeps its time by the schedule, so that the run after that time is the next one."""
         own = self.headers[place] if self.headers is not None else []
         if self.header.flags & _RECURRING and any(name == _SCHEDULE_ID for name, _ in own):
-            at_ms = planned_ms(next((value for name, value in own if name == _PLANNED), b""), self.due_times_ms[place])
+            at_ms = planned_ms(
+                next((value for name, value in own if name == _PLANNED), b""),
+                self.due_times_ms[place],
+            )
             kept = [each for each in own if each[0] != _PLANNED]
-            self._replace_headers(place, kept if at_ms == due_ms else [*kept, (_PLANNED, b"%d/%d" % (at_ms, due_ms))])
+            self._replace_headers(
+                place, kept if at_ms == due_ms else [*kept, (_PLANNED, b"%d/%d" % (at_ms, due_ms))]
+            )
         return self.moved(place, due_ms)
 
     def next_run(self, place: int, first_id: bytes, due_ms: int) -> bytes:
@@ -257,7 +314,9 @@ class Pieces:
         self._columns |= int(Column.HEADERS)
 
 
-def _rows(region: bytes, offsets_at: int, data_at: int, header: RegionHeader) -> npt.NDArray[np.uint8] | None:
+def _rows(
+    region: bytes, offsets_at: int, data_at: int, header: RegionHeader
+) -> npt.NDArray[np.uint8] | None:
     """The bodies as rows of a table, if all have the same size: then they are selected by vector operations."""
     count, size = header.count, header.body_bytes // header.count
     if header.compression or not size or size * count != header.body_bytes:
@@ -275,7 +334,11 @@ def _lists_of(region: bytes, at: int, count: int, flat: list[_T]) -> list[list[_
 
 def _header_buffers(headers: list[list[tuple[bytes, bytes]]]) -> list[bytes]:
     flat = list(chain.from_iterable(headers))
-    return [_lists(headers), _strings([each[0] for each in flat]), _strings([each[1] for each in flat])]
+    return [
+        _lists(headers),
+        _strings([each[0] for each in flat]),
+        _strings([each[1] for each in flat]),
+    ]
 
 
 OUTLINED_BYTES_MIN: Final = 16 * KIB
@@ -366,7 +429,9 @@ class BatchOutline:
             items.between(body_data, begin, end),
             items.item(key, key_data, place) if key >= 0 else b"",
             items.tags(tag_list, tag, tag_data, place) if tag_list >= 0 else (),
-            items.headers(header_list, (name, name_data), (value, value_data), place) if header_list >= 0 else {},
+            items.headers(header_list, (name, name_data), (value, value_data), place)
+            if header_list >= 0
+            else {},
             create_ms + (_DELTA.unpack(read(deltas + 4 * place, 4))[0] if deltas >= 0 else 0),
             read(ids + 16 * place, 16) if ids >= 0 else id_of(producer_id, batch_sequence, place),
             flags,
@@ -394,7 +459,9 @@ class _Items:
 
     def between(self, data_at: int, begin: int, end: int) -> bytes:
         if not 0 <= begin <= end <= self._size - data_at:
-            raise CorruptBatch(f"an item from {begin} to {end} is outside the batch, which was whole before: the disk changed it")
+            raise CorruptBatch(
+                f"an item from {begin} to {end} is outside the batch, which was whole before: the disk changed it"
+            )
         return self._read(data_at + begin, end - begin) if end > begin else b""
 
     def item(self, offsets_at: int, data_at: int, place: int) -> bytes:
@@ -412,9 +479,18 @@ class _Items:
 
     def tags(self, list_at: int, offsets_at: int, data_at: int, place: int) -> tuple[str, ...]:
         first, end = self._list(list_at, place)
-        return tuple(each.decode(errors="replace") for each in self._some(offsets_at, data_at, first, end)) if end > first else ()
+        return (
+            tuple(
+                each.decode(errors="replace")
+                for each in self._some(offsets_at, data_at, first, end)
+            )
+            if end > first
+            else ()
+        )
 
-    def headers(self, list_at: int, names: tuple[int, int], values: tuple[int, int], place: int) -> dict[str, bytes]:
+    def headers(
+        self, list_at: int, names: tuple[int, int], values: tuple[int, int], place: int
+    ) -> dict[str, bytes]:
         first, end = self._list(list_at, place)
         if end <= first:
             return {}
@@ -459,7 +535,12 @@ class StoredBatch:
             ids = self.view.message_ids() or []
             return ids.index(message_id) if message_id in ids else -1
         place = int.from_bytes(message_id[14:], "big")
-        return place if place < header.count and id_of(header.producer_id, header.batch_sequence, place) == message_id else -1
+        return (
+            place
+            if place < header.count
+            and id_of(header.producer_id, header.batch_sequence, place) == message_id
+            else -1
+        )
 
     def message(self, place: int, at: SchedulePlace) -> DueMessage:
         """One message. Raises CorruptBatch if it cannot be decompressed."""
@@ -495,7 +576,10 @@ class StoredBatch:
         if layout.tag_list < 0:
             return ()
         first, end = unpack_from("<2i", region, layout.tag_list + 4 * place)
-        return tuple(_item(region, layout.tag, layout.tag_data, each).decode(errors="replace") for each in range(first, end))
+        return tuple(
+            _item(region, layout.tag, layout.tag_data, each).decode(errors="replace")
+            for each in range(first, end)
+        )
 
     def _headers(self, place: int) -> dict[str, bytes]:
         layout, region = self.view.layout, self.view.region
@@ -503,9 +587,9 @@ class StoredBatch:
             return {}
         first, end = unpack_from("<2i", region, layout.header_list + 4 * place)
         return {
-            _item(region, layout.header_name, layout.header_name_data, each).decode(errors="replace"): _item(
-                region, layout.header_value, layout.header_value_data, each
-            )
+            _item(region, layout.header_name, layout.header_name_data, each).decode(
+                errors="replace"
+            ): _item(region, layout.header_value, layout.header_value_data, each)
             for each in range(first, end)
         }
 

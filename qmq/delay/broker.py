@@ -57,12 +57,19 @@ _HALF: Final = int(BatchFlag.HALF)
 class DelayDestinations:
     """`full_buckets` returns the buckets that take no more messages."""
 
-    def __init__(self, settings: DelaySettings, now_ms: Callable[[], int], full_buckets: Callable[[], Collection[int]]) -> None:
+    def __init__(
+        self,
+        settings: DelaySettings,
+        now_ms: Callable[[], int],
+        full_buckets: Callable[[], Collection[int]],
+    ) -> None:
         self._settings = settings
         self._now_ms = now_ms
         self._full_buckets = full_buckets
 
-    def find(self, store: Store, find_subject: FindSubject, subject: bytes, partition: int) -> Destination:
+    def find(
+        self, store: Store, find_subject: FindSubject, subject: bytes, partition: int
+    ) -> Destination:
         try:
             config = find_subject(subject.decode())
         except UnicodeDecodeError:
@@ -70,26 +77,39 @@ class DelayDestinations:
         if partition != 0:
             raise InvalidArgument(f"a delayed message has no partition yet: {partition} was named")
         queue, awaits_flush = store.open_queue(config.name, 0), config.flush is SubjectFlush.SYNC
-        return Destination(queue, config.body_bytes_max, check_due_times=self._check_of(config), awaits_flush=awaits_flush)
+        return Destination(
+            queue,
+            config.body_bytes_max,
+            check_due_times=self._check_of(config),
+            awaits_flush=awaits_flush,
+        )
 
     def _check_of(self, config: SubjectConfig) -> CheckDueTimes:
         is_ordered = config.order is not Order.NONE
 
         def check(region: bytes, header: RegionHeader, layout: Layout) -> None:
             if layout.due < 0:
-                raise InvalidArgument("a delay group takes only delayed messages: send this one to the subject's broker group")
+                raise InvalidArgument(
+                    "a delay group takes only delayed messages: send this one to the subject's broker group"
+                )
             now_ms = self._now_ms()
             check_due(latest_due(region, header, layout), now_ms, self._settings.delay_ms_max)
             if header.compression:
-                raise InvalidArgument("a delayed batch is cut by due time, so its bodies must not be compressed: compress each, if need be")
+                raise InvalidArgument(
+                    "a delayed batch is cut by due time, so its bodies must not be compressed: compress each, if need be"
+                )
             self._require_room(region, header, layout)
             if bool(header.flags & _ORDERED) != is_ordered:
-                raise OrderMismatch(f"subject {config.name!r} is {'' if is_ordered else 'not '}ordered, and the batch says otherwise")
+                raise OrderMismatch(
+                    f"subject {config.name!r} is {'' if is_ordered else 'not '}ordered, and the batch says otherwise"
+                )
             if is_ordered and layout.key < 0:
                 raise OrderMismatch(f"messages to the ordered subject {config.name!r} need keys")
             if header.flags & _RECURRING:
                 if header.flags & _HALF:
-                    raise InvalidArgument("a recurring message cannot wait for a decision: send it when it is decided")
+                    raise InvalidArgument(
+                        "a recurring message cannot wait for a decision: send it when it is decided"
+                    )
                 check_recurring(region, header)
             if header.flags & _HALF and earliest_due(region, header, layout) <= now_ms:
                 raise InvalidArgument(
@@ -126,8 +146,16 @@ def latest_due(region: bytes, header: RegionHeader, layout: Layout) -> int:
 def check_recurring(region: bytes, header: RegionHeader) -> None:
     """Raises InvalidArgument."""
     headers = BatchView(Envelope(0, 0, 0, -1, 0, 0, 0, 0), region).headers()
-    if header.count != 1 or headers is None or CRON not in headers[0] or ZONE not in headers[0] or SCHEDULE_ID in headers[0]:
-        raise InvalidArgument(f"a recurring message must be alone in its batch, with the headers {CRON} and {ZONE}")
+    if (
+        header.count != 1
+        or headers is None
+        or CRON not in headers[0]
+        or ZONE not in headers[0]
+        or SCHEDULE_ID in headers[0]
+    ):
+        raise InvalidArgument(
+            f"a recurring message must be alone in its batch, with the headers {CRON} and {ZONE}"
+        )
     try:
         check_recurrence(headers[0][CRON].decode(), headers[0][ZONE].decode())
     except UnicodeDecodeError:
@@ -159,11 +187,19 @@ class DelayedQuota:
         taken: Counter[str] = Counter()
         for batch in batches:
             subject, header = batch.queue.id.subject, batch.header
-            limits, key = self._limits(subject), (subject, header.producer_id, header.batch_sequence)
+            limits, key = (
+                self._limits(subject),
+                (subject, header.producer_id, header.batch_sequence),
+            )
             if not limits or key in admitted or self._is_here(key, batch):
                 continue
             for limit in limits:
-                waiting = sum([self._pending.of(each) + self._taken[each] + taken[each] for each in limit.subjects])
+                waiting = sum(
+                    [
+                        self._pending.of(each) + self._taken[each] + taken[each]
+                        for each in limit.subjects
+                    ]
+                )
                 if waiting + header.count > limit.messages:
                     raise QuotaExceeded(
                         f"{limit.whose} {waiting} delayed messages that wait in delay group {self._group!r}, and {header.count} more "
@@ -176,12 +212,20 @@ class DelayedQuota:
         self._taken += taken
 
     def _limits(self, subject: str) -> list[_Limit]:
-        found, quota, created = list[_Limit](), self._access.subject_quota(subject), self._access.created_with(subject)
+        found, quota, created = (
+            list[_Limit](),
+            self._access.subject_quota(subject),
+            self._access.created_with(subject),
+        )
         if quota is not None and quota.delayed_messages:
-            found.append(_Limit(f"subject {subject!r} has", (subject,), quota.delayed_messages, quota.id))
+            found.append(
+                _Limit(f"subject {subject!r} has", (subject,), quota.delayed_messages, quota.id)
+            )
         if created is not None and created.quota.delayed_messages:
             whose = f"the subjects that {created.principal} created have"
-            found.append(_Limit(whose, created.subjects, created.quota.delayed_messages, created.quota.id))
+            found.append(
+                _Limit(whose, created.subjects, created.quota.delayed_messages, created.quota.id)
+            )
         return found
 
     def _is_here(self, key: BatchKey, batch: Intake) -> bool:
@@ -231,7 +275,15 @@ class DelayWork:
         """Due messages are sent from now on."""
         self._broker = broker
         self._links = self._make_links()
-        self.engine = Engine(schedule_of(store), broker, self._clock, self._config, self._dispatcher, self._fatal, self.timekeeper)
+        self.engine = Engine(
+            schedule_of(store),
+            broker,
+            self._clock,
+            self._config,
+            self._dispatcher,
+            self._fatal,
+            self.timekeeper,
+        )
         self.engine.start()
 
     def _dispatcher(self, plan_log: StorePlanLog) -> DueDispatcher:

@@ -38,7 +38,17 @@ import numpy.typing as npt
 
 from qmq.delay.batches import OUTLINED_BYTES_MIN, BatchCache, BatchOutline, StoredBatch, is_outlined
 from qmq.delay.dispatch_log import DispatchMark, decode_records, encode_record
-from qmq.delay.files import DONE, IDX, LOG, TAIL_BYTES_MAX, AppendFile, AppendFiles, Grown, damaged, read_written
+from qmq.delay.files import (
+    DONE,
+    IDX,
+    LOG,
+    TAIL_BYTES_MAX,
+    AppendFile,
+    AppendFiles,
+    Grown,
+    damaged,
+    read_written,
+)
 from qmq.delay.interfaces import INDEX_ROW, DueMessage, Places, SchedulePlace
 from qmq.errors import CorruptBatch, DiskFull, LogDamaged, MessageNotFound
 from qmq.limits import BATCH_BYTES_MAX, KIB, MIB
@@ -97,11 +107,21 @@ class Bucket:
 
     # --- storing -------------------------------------------------------------------------------------------------------
 
-    def add(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_times_ms: npt.NDArray[np.int64] | int) -> int:
+    def add(
+        self,
+        index: int,
+        append_ms: int,
+        region: bytes,
+        crc: int,
+        flags: int,
+        due_times_ms: npt.NDArray[np.int64] | int,
+    ) -> int:
         """Store a batch for this bucket, and return the ordinal of its first message. `due_times_ms`: its column, or the only time."""
         first, log = self.count, self.log
         total, position = ENVELOPE_BYTES + len(region), log.end
-        assert position < LOG_BYTES_MAX, f"{log.name} is full: shorter buckets, or more delay groups, are needed"
+        assert position < LOG_BYTES_MAX, (
+            f"{log.name} is full: shorter buckets, or more delay groups, are needed"
+        )
         self._files.append(log, place(Kind.DATA, total, crc, first, 0, index, append_ms, 0), region)
         if isinstance(due_times_ms, int):
             self.idx.tail += _ROW.pack(due_times_ms, position >> 3, 0, flags)
@@ -119,7 +139,9 @@ class Bucket:
             self._marks += bytes(count)
         return first
 
-    def settle(self, mark: DispatchMark, ordinals: bytes, targets: Iterable[SchedulePlace] = ()) -> None:
+    def settle(
+        self, mark: DispatchMark, ordinals: bytes, targets: Iterable[SchedulePlace] = ()
+    ) -> None:
         """Record the outcome of these messages (ordinals as little-endian u32), in this order."""
         numbers = np.frombuffer(ordinals, "<u4")
         self._apply(mark, numbers, tuple(targets))
@@ -144,7 +166,9 @@ class Bucket:
                 self._apply(record.mark, record.ordinals, record.targets)
                 end = behind
             if np.count_nonzero(np.frombuffer(marks, np.uint8)) != self.settled:
-                raise CorruptBatch(f"it does not have the {self.settled} messages that it had before")
+                raise CorruptBatch(
+                    f"it does not have the {self.settled} messages that it had before"
+                )
         except CorruptBatch as cause:
             self._marks = None
             self._moves.clear()
@@ -152,7 +176,12 @@ class Bucket:
         for ordinals in planned:
             self.mark(DispatchMark.PLANNED, ordinals)
 
-    def _apply(self, mark: DispatchMark, ordinals: npt.NDArray[np.uint32], targets: tuple[SchedulePlace, ...]) -> None:
+    def _apply(
+        self,
+        mark: DispatchMark,
+        ordinals: npt.NDArray[np.uint32],
+        targets: tuple[SchedulePlace, ...],
+    ) -> None:
         self.marks()[ordinals] = mark
         self._moves.update(zip(ordinals.tolist(), targets, strict=False))
 
@@ -182,7 +211,9 @@ class Bucket:
 
     def row(self, ordinal: int) -> tuple[int, int, int]:
         """(due_ms, position, place) of one message. Raises LogDamaged."""
-        due_ms, position8, at, _ = _ROW.unpack(self._files.read(self.idx, ordinal * ROW_BYTES, ROW_BYTES))
+        due_ms, position8, at, _ = _ROW.unpack(
+            self._files.read(self.idx, ordinal * ROW_BYTES, ROW_BYTES)
+        )
         return due_ms, position8 << 3, at
 
     def rows_of(self, ordinals: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -192,12 +223,16 @@ class Bucket:
             first, begin = ordinals[at], at
             while at < count and ordinals[at] - first < _ROWS_AHEAD:
                 at += 1
-            data = self._files.read(self.idx, first * ROW_BYTES, (ordinals[at - 1] - first + 1) * ROW_BYTES)
+            data = self._files.read(
+                self.idx, first * ROW_BYTES, (ordinals[at - 1] - first + 1) * ROW_BYTES
+            )
             for each in ordinals[begin:at]:
                 due_ms, position8, place, _ = _ROW.unpack_from(data, (each - first) * ROW_BYTES)
                 yield due_ms, position8 << 3, place
 
-    def picked(self, ordinal: int, due_ms: int, position: int, at: int, cache: BatchCache) -> DueMessage | None:
+    def picked(
+        self, ordinal: int, due_ms: int, position: int, at: int, cache: BatchCache
+    ) -> DueMessage | None:
         """The message by a few small reads, if its batch has an outline and that is cheaper; else None. Raises LogDamaged."""
         outline = cache.outline(self.number, position)
         if outline is None:
@@ -235,7 +270,9 @@ class Bucket:
         """When the message's batch was stored. Raises LogDamaged."""
         position = self.row(ordinal)[1]
         try:
-            return parse_envelope(self._files.read(self.log, position, ENVELOPE_BYTES)).append_time_ms
+            return parse_envelope(
+                self._files.read(self.log, position, ENVELOPE_BYTES)
+            ).append_time_ms
         except CorruptBatch as cause:
             raise damaged(self.log.name, position, cause.message) from cause
 
@@ -244,17 +281,33 @@ class Bucket:
         with suppress(LogDamaged, error):
             position = self.row(ordinal)[1] + ENVELOPE_BYTES
             size = REGION.unpack(self._files.read(self.log, position, REGION_BYTES))[_SUBJECT_BYTES]
-            return self._files.read(self.log, position + REGION_BYTES, size).decode(errors="replace")
+            return self._files.read(self.log, position + REGION_BYTES, size).decode(
+                errors="replace"
+            )
         return ""
 
-    def batch_of(self, ordinal: int, cache: BatchCache, row: tuple[int, int, int] | None = None) -> tuple[StoredBatch, int]:
+    def batch_of(
+        self, ordinal: int, cache: BatchCache, row: tuple[int, int, int] | None = None
+    ) -> tuple[StoredBatch, int]:
         """(the message's batch, its place there); `row` is its row of the index, if known. Raises LogDamaged."""
         due_ms, position, at = row or self.row(ordinal)
         if position >= self.log.end:
-            raise damaged(self.idx.name, ordinal * ROW_BYTES, f"it points to byte {position} of a log of {self.log.end}")
+            raise damaged(
+                self.idx.name,
+                ordinal * ROW_BYTES,
+                f"it points to byte {position} of a log of {self.log.end}",
+            )
         batch = self.batch(position, cache)
-        if batch.view.base_sequence + at != ordinal or at >= batch.view.count or batch.due_ms(at) != due_ms:
-            raise damaged(self.idx.name, ordinal * ROW_BYTES, "it says another thing than the batch it points to")
+        if (
+            batch.view.base_sequence + at != ordinal
+            or at >= batch.view.count
+            or batch.due_ms(at) != due_ms
+        ):
+            raise damaged(
+                self.idx.name,
+                ordinal * ROW_BYTES,
+                "it says another thing than the batch it points to",
+            )
         return batch, at
 
 
@@ -325,7 +378,9 @@ class Buckets:
         """The bucket. Raises MessageNotFound."""
         bucket = self._buckets.get(number)
         if bucket is None:
-            raise MessageNotFound(f"there is no bucket {name_of(number, self.bucket_ms)}, or it was deleted")
+            raise MessageNotFound(
+                f"there is no bucket {name_of(number, self.bucket_ms)}, or it was deleted"
+            )
         return bucket
 
     def _new(self, number: int) -> Bucket:
@@ -338,7 +393,11 @@ class Buckets:
         for number, log_bytes, count, done_bytes, settled in rows:
             bucket = self._new(number)
             bucket.count, bucket.settled = count, settled
-            bucket.log.written, bucket.idx.written, bucket.done.written = log_bytes, count * ROW_BYTES, done_bytes
+            bucket.log.written, bucket.idx.written, bucket.done.written = (
+                log_bytes,
+                count * ROW_BYTES,
+                done_bytes,
+            )
 
     def drop_before(self, before: int) -> list[str]:
         """Remove buckets, and return the names of their files."""
@@ -354,7 +413,14 @@ class Buckets:
     # --- storing, and what waits in memory -----------------------------------------------------------------------------
 
     def add(
-        self, number: int, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_times_ms: npt.NDArray[np.int64] | int
+        self,
+        number: int,
+        index: int,
+        append_ms: int,
+        region: bytes,
+        crc: int,
+        flags: int,
+        due_times_ms: npt.NDArray[np.int64] | int,
     ) -> int:
         """Store a batch that is all of one bucket; see `Bucket.add`."""
         bucket = self._buckets.get(number) or self._new(number)
@@ -370,8 +436,12 @@ class Buckets:
                 self._write(bucket)
             while self._tail_bytes > self._bytes_max:
                 self._write(self._buckets[next(iter(self._dirty))])
-        except DiskFull as cause:  # the entry is in the log already, and the log itself refuses more
-            log.warning("writing the newest part of the schedule failed, it stays in memory: %s", cause)
+        except (
+            DiskFull
+        ) as cause:  # the entry is in the log already, and the log itself refuses more
+            log.warning(
+                "writing the newest part of the schedule failed, it stays in memory: %s", cause
+            )
 
     def _write(self, bucket: Bucket) -> None:
         try:
@@ -391,14 +461,19 @@ class Buckets:
     def tails(self) -> list[Grown]:
         """All tails."""
         return [
-            Grown(file, file.written, bytes(file.tail)) for number in self._dirty for file in self._buckets[number].growing if file.tail
+            Grown(file, file.written, bytes(file.tail))
+            for number in self._dirty
+            for file in self._buckets[number].growing
+            if file.tail
         ]
 
     def wrote(self, tails: Iterable[Grown]) -> None:
         """The bytes that are only in memory, of all buckets."""
         for tail in tails:
             tail.file.wrote(tail.at + len(tail.data))
-        self._dirty = {number: size for number in self._dirty if (size := self._buckets[number].tail_bytes)}
+        self._dirty = {
+            number: size for number in self._dirty if (size := self._buckets[number].tail_bytes)
+        }
         self._tail_bytes = sum(self._dirty.values())
 
     def check(self) -> None:
@@ -427,7 +502,9 @@ def read(bucket_of: Callable[[int], Bucket], cache: BatchCache, places: Places) 
     wheres = iter(order.tolist())
     for number, same in groupby(zip(numbers, ordinals, strict=True), _FIRST):
         messages = _of_bucket(bucket_of(number), cache, [each for _, each in same])
-        for message, where in zip(messages, wheres, strict=False):  # in this order: it is the messages that end
+        for message, where in zip(
+            messages, wheres, strict=False
+        ):  # in this order: it is the messages that end
             found[where] = message
     return [each for each in found if each is not None]
 
@@ -457,7 +534,9 @@ def _of_bucket(bucket: Bucket, cache: BatchCache, ordinals: list[int]) -> Iterat
         yield message or _message(bucket, cache, ordinal, row)
 
 
-def _message(bucket: Bucket, cache: BatchCache, ordinal: int, row: tuple[int, int, int]) -> DueMessage:
+def _message(
+    bucket: Bucket, cache: BatchCache, ordinal: int, row: tuple[int, int, int]
+) -> DueMessage:
     batch, at = bucket.batch_of(ordinal, cache, row)
     try:
         return batch.message(at, SchedulePlace(bucket.number, ordinal))
@@ -465,7 +544,9 @@ def _message(bucket: Bucket, cache: BatchCache, ordinal: int, row: tuple[int, in
         raise damaged(bucket.log.name, row[1], cause.message) from cause
 
 
-def find(bucket: Bucket, cache: BatchCache, append_ms: int, message_id: bytes) -> SchedulePlace | None:
+def find(
+    bucket: Bucket, cache: BatchCache, append_ms: int, message_id: bytes
+) -> SchedulePlace | None:
     """The first message with that id among the batches of that append time. Raises LogDamaged."""
     ordinal = bisect_left(range(bucket.count), append_ms, key=bucket.append_ms_of)
     while ordinal < bucket.count:
@@ -486,7 +567,11 @@ def pending(bucket: Bucket, from_ms: int, end_ms: int, flags: int = 0) -> Iterat
         due_times_ms, ordinals, is_more = _first_pending(bucket, behind, end_ms, flags)
         for at in range(0, len(due_times_ms), _CHUNK):
             part = slice(at, at + _CHUNK)
-            yield Places(due_times_ms[part], np.full(len(due_times_ms[part]), bucket.number, np.int32), ordinals[part])
+            yield Places(
+                due_times_ms[part],
+                np.full(len(due_times_ms[part]), bucket.number, np.int32),
+                ordinals[part],
+            )
         if is_more:
             behind = (int(due_times_ms[-1]), int(ordinals[-1]))
 
@@ -502,7 +587,10 @@ def _first_pending(
         if flags:
             mask &= rows["flags"] & flags == flags
         mask &= (due < end_ms) & ((due > behind[0]) | ((due == behind[0]) & (numbers > behind[1])))
-        due_times_ms, ordinals = np.concatenate((due_times_ms, due[mask])), np.concatenate((ordinals, numbers[mask]))
+        due_times_ms, ordinals = (
+            np.concatenate((due_times_ms, due[mask])),
+            np.concatenate((ordinals, numbers[mask])),
+        )
         if len(due_times_ms) > 2 * SORTED_MAX or first + _SLICE_ROWS >= bucket.count:
             order = np.lexsort((ordinals, due_times_ms))
             is_more |= len(order) > SORTED_MAX
@@ -510,7 +598,9 @@ def _first_pending(
     return due_times_ms, ordinals, is_more
 
 
-def check(bucket: Bucket, cache: BatchCache, planned: Iterable[bytes], bucket_ms: int, closed_before: int) -> None:
+def check(
+    bucket: Bucket, cache: BatchCache, planned: Iterable[bytes], bucket_ms: int, closed_before: int
+) -> None:
     """The invariant of a bucket: its index agrees with its log, its states with its dispatch log and the open plans."""
     position, append_ms = 0, 0
     rows = bucket.rows(0, bucket.count)
@@ -529,12 +619,16 @@ def check(bucket: Bucket, cache: BatchCache, planned: Iterable[bytes], bucket_ms
     assert ordinal == bucket.count == len(rows)
     assert bucket.idx.end == bucket.count * ROW_BYTES
     natural = rows["due"] // bucket_ms
-    assert np.all((natural == bucket.number) | ((natural < bucket.number) & (bucket.number == closed_before)))
+    assert np.all(
+        (natural == bucket.number) | ((natural < bucket.number) & (bucket.number == closed_before))
+    )
     if bucket.has_marks:
         known = bucket.marks().tolist()
         bucket.load_marks(planned)
         assert known == bucket.marks().tolist()
-        assert bucket.settled == sum(mark not in (DispatchMark.PENDING, DispatchMark.PLANNED) for mark in known)
+        assert bucket.settled == sum(
+            mark not in (DispatchMark.PENDING, DispatchMark.PLANNED) for mark in known
+        )
 
 
 PIECE_BYTES: Final = 2 * MIB
@@ -573,8 +667,18 @@ class ReadAhead:
         self._ends = {number: end for number, end in self._ends.items() if number in near}
         for number in near:
             bucket, begin = self._buckets.get(number), self._ends.get(number, 0)
-            if bucket is not None and begin + OUTLINED_BYTES_MIN <= bucket.log.written and bucket.settled < bucket.count:
-                return ReadAheadPiece(self._disk, self._buckets.files.folder / bucket.log.name, number, begin, bucket.log.written)
+            if (
+                bucket is not None
+                and begin + OUTLINED_BYTES_MIN <= bucket.log.written
+                and bucket.settled < bucket.count
+            ):
+                return ReadAheadPiece(
+                    self._disk,
+                    self._buckets.files.folder / bucket.log.name,
+                    number,
+                    begin,
+                    bucket.log.written,
+                )
         return None
 
     def note(self, found: ReadAheadResult) -> None:
@@ -610,7 +714,9 @@ class ReadAheadPiece:
         except FileNotFoundError:
             return found._replace(end=_LOST)
         except (OSError, CorruptBatch) as cause:
-            found.damage.append((self._begin, cause.message if isinstance(cause, CorruptBatch) else str(cause)))
+            found.damage.append(
+                (self._begin, cause.message if isinstance(cause, CorruptBatch) else str(cause))
+            )
             return found._replace(end=_LOST)
 
     def _walk(self, fd: int, found: ReadAheadResult) -> int:

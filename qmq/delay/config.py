@@ -36,7 +36,13 @@ class DelayConfig:
     """How long a finished bucket is kept, so that the states of its messages can be shown."""
 
     def __post_init__(self) -> None:
-        limits = ("wheel_messages_max", "slice_messages_max", "waiting_messages_max", "stuck_messages_max", "read_messages")
+        limits = (
+            "wheel_messages_max",
+            "slice_messages_max",
+            "waiting_messages_max",
+            "stuck_messages_max",
+            "read_messages",
+        )
         for name in ("tick_ms", "load_ahead_ms", *limits):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive, not {getattr(self, name)}")

@@ -45,7 +45,9 @@ class DispatchRecord(NamedTuple):
     """For MOVED: the new place of each."""
 
 
-def encode_record(mark: DispatchMark, ordinals: bytes, targets: Sequence[SchedulePlace] = ()) -> bytes:
+def encode_record(
+    mark: DispatchMark, ordinals: bytes, targets: Sequence[SchedulePlace] = ()
+) -> bytes:
     """`ordinals` are little-endian u32."""
     data = ordinals + b"".join(_TARGET.pack(*each) for each in targets)
     rest = _HEAD.pack(0, mark, 0, len(ordinals) // 4, 0)[4:] + data + bytes(-len(data) & 7)
@@ -74,4 +76,8 @@ def _record(data: bytes, at: int, kind: int, count: int) -> DispatchRecord:
     if kind != DispatchMark.MOVED:
         return DispatchRecord(DispatchMark(kind), ordinals)
     targets = data[at + 4 * count : at + (4 + _TARGET.size) * count]
-    return DispatchRecord(DispatchMark.MOVED, ordinals, tuple(SchedulePlace(*each) for each in _TARGET.iter_unpack(targets)))
+    return DispatchRecord(
+        DispatchMark.MOVED,
+        ordinals,
+        tuple(SchedulePlace(*each) for each in _TARGET.iter_unpack(targets)),
+    )

@@ -138,7 +138,14 @@ class Engine:
             await asyncio.sleep(SETTLE_S)
         self._unsubscribe = self.schedule.subscribe(self._pending)
         self.loader.begin(self.clock.time_ms())
-        for work in (self._tick, self._ahead, self._read_ahead, self._dispatch, self._late, self._close):
+        for work in (
+            self._tick,
+            self._ahead,
+            self._read_ahead,
+            self._dispatch,
+            self._late,
+            self._close,
+        ):
             self._begin(work)
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -217,7 +224,11 @@ class Engine:
     async def _close(self) -> None:
         """Close finished buckets, up to the first one that is not."""
         while True:
-            self.full_buckets = {info.bucket for info in self.schedule.buckets() if info.stored_bytes > BUCKET_BYTES_MAX}
+            self.full_buckets = {
+                info.bucket
+                for info in self.schedule.buckets()
+                if info.stored_bytes > BUCKET_BYTES_MAX
+            }
             await asyncio.sleep(CLOSE_S)
             before = self.closable()
             if before > self.schedule.closed_before:
@@ -248,7 +259,10 @@ class Engine:
     def _has_room(self) -> bool:
         """Whether the dispatcher has room. Messages of subjects that cannot be delivered do not count."""
         waiting, most = self.dispatcher.waiting, self.config.waiting_messages_max
-        return waiting < most or waiting - sum(stuck for _, stuck, _ in self.dispatcher.troubles()) < most
+        return (
+            waiting < most
+            or waiting - sum(stuck for _, stuck, _ in self.dispatcher.troubles()) < most
+        )
 
     def _next_parked(self) -> Places | None:
         """Some messages of a parked subject that can be delivered again."""
@@ -292,18 +306,28 @@ class Engine:
             else:
                 messages.append(message)
         if held:
-            self._held.append(Places.of([message.place for message in held], [message.due_ms for message in held]))
+            self._held.append(
+                Places.of([message.place for message in held], [message.due_ms for message in held])
+            )
         self._put(self._parking(messages))
 
     def _parking(self, messages: list[DueMessage]) -> list[DueMessage]:
         """The messages without those to be parked: of subjects that are parked or stuck."""
         subjects = {message.subject for message in messages}
-        stuck = {each for each in subjects if each in self._parked or self.dispatcher.stuck(each) >= self.config.stuck_messages_max}
+        stuck = {
+            each
+            for each in subjects
+            if each in self._parked or self.dispatcher.stuck(each) >= self.config.stuck_messages_max
+        }
         for subject in stuck:
             its = [message for message in messages if message.subject == subject]
-            chunk = Places.of([message.place for message in its], [message.due_ms for message in its])
+            chunk = Places.of(
+                [message.place for message in its], [message.due_ms for message in its]
+            )
             self._parked.setdefault(subject, deque()).append(chunk)
-        return [message for message in messages if message.subject not in stuck] if stuck else messages
+        return (
+            [message for message in messages if message.subject not in stuck] if stuck else messages
+        )
 
     def _put(self, messages: list[DueMessage]) -> None:
         if messages:
@@ -315,7 +339,9 @@ class Engine:
         mask = self.schedule.are_pending(places)
         in_dispatch, leaving = self.plan_log.in_dispatch, self.plan_log.leaving
         if in_dispatch or leaving:
-            mask &= np.array([place not in in_dispatch and place not in leaving for place in places], np.bool_)
+            mask &= np.array(
+                [place not in in_dispatch and place not in leaving for place in places], np.bool_
+            )
         return places if mask.all() else places[mask]
 
     def _read(self, places: Places) -> list[DueMessage]:
@@ -327,7 +353,11 @@ class Engine:
             raise
         except Exception as failure:
             if len(places) == 1:
-                log.error("a due message cannot be read and stays pending: %s: %s", type(failure).__name__, failure)
+                log.error(
+                    "a due message cannot be read and stays pending: %s: %s",
+                    type(failure).__name__,
+                    failure,
+                )
                 self.damaged.append((next(iter(places)), str(failure)))
                 return []
         middle = len(places) // 2
@@ -344,7 +374,10 @@ class Engine:
     def standing(self) -> BucketStatus:
         """The state of delivery, for operators."""
         dispatcher, lateness, now_ms = self.dispatcher, self.plan_log.lateness, self.clock.time_ms()
-        damaged = [(f"bucket {place.bucket}, message {place.ordinal}", 1, why) for place, why in self.damaged]
+        damaged = [
+            (f"bucket {place.bucket}, message {place.ordinal}", 1, why)
+            for place, why in self.damaged
+        ]
         return BucketStatus(
             [info for info in self.schedule.buckets() if info.pending],
             len(self.wheel),

@@ -164,7 +164,9 @@ class AppendFiles:
                 self.disk.write(fd, [tail.data], tail.at)
             finally:
                 self.disk.close(fd)
-        self.disk.sync_files([self.folder / name for name in others.keys() | {tail.file.name for tail in tails}])
+        self.disk.sync_files(
+            [self.folder / name for name in others.keys() | {tail.file.name for tail in tails}]
+        )
 
 
 def read_written(disk: Disk, fd: int, name: str, size: int, at: int) -> bytes:
@@ -185,7 +187,9 @@ def damaged(name: str, position: int, why: str) -> LogDamaged:
     )
 
 
-def cut_back(disk: Disk, folder: Path, lengths: dict[str, int], first_kept: str, *, keep: str) -> set[str]:
+def cut_back(
+    disk: Disk, folder: Path, lengths: dict[str, int], first_kept: str, *, keep: str
+) -> set[str]:
     """Cut files to their lengths, and delete those that are not named. Returns the files that an earlier checkpoint may name.
 
     They are of buckets before `first_kept`. The file `keep` stays. Raises LogDamaged if a file is shorter, and then nothing was changed.
@@ -201,7 +205,11 @@ def cut_back(disk: Disk, folder: Path, lengths: dict[str, int], first_kept: str,
         if length is not None:
             size = entry.stat().st_size
             if size < length:
-                raise damaged(entry.name, size, f"it ends there, and had {length} bytes when the last checkpoint was written")
+                raise damaged(
+                    entry.name,
+                    size,
+                    f"it ends there, and had {length} bytes when the last checkpoint was written",
+                )
             if size > length:
                 long.append((Path(entry.path), length))
         elif entry.name < first_kept and entry.name.endswith(SUFFIXES):
@@ -209,7 +217,9 @@ def cut_back(disk: Disk, folder: Path, lengths: dict[str, int], first_kept: str,
         elif entry.name != keep:
             unknown.append(Path(entry.path))
     for name, length in missing.items():
-        raise damaged(name, 0, f"it is gone, and had {length} bytes when the last checkpoint was written")
+        raise damaged(
+            name, 0, f"it is gone, and had {length} bytes when the last checkpoint was written"
+        )
     for path, length in long:
         fd = disk.open_append(path)
         disk.truncate(fd, length)

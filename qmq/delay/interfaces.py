@@ -18,7 +18,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-INDEX_ROW: Final = np.dtype([("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")])
+INDEX_ROW: Final = np.dtype(
+    [("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")]
+)
 """A line of a bucket's index file, the `ordinal`-th: due time in ms, position of its batch in the schedule log divided by 8, its place in
 the batch, and the `BatchFlag`s of the batch."""
 

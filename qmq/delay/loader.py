@@ -79,7 +79,11 @@ class Loader:
         """This master serves from now on."""
         self.origin_ms = self.horizon_ms = now_ms
         last = max(now_ms // self._schedule.bucket_ms, self._schedule.closed_before)
-        self._late_buckets.extend((info.bucket, info.messages) for info in self._schedule.buckets() if info.pending and info.bucket <= last)
+        self._late_buckets.extend(
+            (info.bucket, info.messages)
+            for info in self._schedule.buckets()
+            if info.pending and info.bucket <= last
+        )
 
     def stored(self, places: Places) -> None:
         """These messages became pending: those due before the horizon go into the wheel."""
@@ -102,7 +106,10 @@ class Loader:
             return False
         self._give_back()
         target_ms = now_ms + self._load_ahead_ms
-        if self.horizon_ms >= target_ms or self._wheel_messages_max - len(self.wheel) < self._slice_messages_max:
+        if (
+            self.horizon_ms >= target_ms
+            or self._wheel_messages_max - len(self.wheel) < self._slice_messages_max
+        ):
             return False
         bucket, first_ms = self._next_bucket()
         if bucket is None or first_ms >= target_ms:
@@ -115,7 +122,9 @@ class Loader:
     def _give_back(self) -> None:
         """Remove enough from the wheel that half a slice has room; otherwise it would be loaded again immediately."""
         if len(self.wheel) > self._wheel_messages_max:
-            cut_ms = self.wheel.shrink(self._wheel_messages_max - self._slice_messages_max // 2, self.origin_ms)
+            cut_ms = self.wheel.shrink(
+                self._wheel_messages_max - self._slice_messages_max // 2, self.origin_ms
+            )
             if cut_ms is not None:
                 self.horizon_ms = cut_ms
 
@@ -123,7 +132,14 @@ class Loader:
         """The first bucket that may have messages due from the horizon on, and the earliest possible due time."""
         bucket_ms = self._schedule.bucket_ms
         here = self.horizon_ms // bucket_ms
-        bucket = min((info.bucket for info in self._schedule.buckets() if info.pending and info.bucket >= here), default=None)
+        bucket = min(
+            (
+                info.bucket
+                for info in self._schedule.buckets()
+                if info.pending and info.bucket >= here
+            ),
+            default=None,
+        )
         if bucket is None:
             return None, 1 << 62
         is_first = bucket <= self._schedule.closed_before
@@ -149,7 +165,9 @@ class Loader:
         reader, settled = self._schedule.reader(bucket), self._schedule.settled(bucket)
         upto = reader.count if count is None else count
         try:
-            found: list[WheelRun] = await self._run(lambda: sift(sieve, bucket, reader, settled, upto))
+            found: list[WheelRun] = await self._run(
+                lambda: sift(sieve, bucket, reader, settled, upto)
+            )
         except (OSError, LogDamaged):
             if self._schedule.count(bucket):
                 raise

@@ -65,7 +65,9 @@ class Lateness:
             self._counts[place] = 0
         np.add.at(self._counts[place], _bins(lateness_ms), 1)
         self.delivered += len(lateness_ms)
-        self._bins += np.bincount(np.searchsorted(_BOUNDS_MS, lateness_ms), minlength=len(self._bins))
+        self._bins += np.bincount(
+            np.searchsorted(_BOUNDS_MS, lateness_ms), minlength=len(self._bins)
+        )
         self._sum_ms += int(np.maximum(lateness_ms, 0).sum())
 
     def histogram(self) -> Histogram:
@@ -114,7 +116,13 @@ _RECURRING, _HALF = int(BatchFlag.RECURRING), int(BatchFlag.HALF)
 class StorePlanLog:
     """The plan log of one term of a master."""
 
-    def __init__(self, writer: ServingBroker, schedule: Schedule, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        writer: ServingBroker,
+        schedule: Schedule,
+        now_ms: Callable[[], int],
+        wake: Callable[[], None],
+    ) -> None:
         self.in_dispatch: set[SchedulePlace] = set()
         """Messages that the dispatcher has, or whose plan is not committed, and those in `_ending`."""
         self.leaving: set[SchedulePlace] = set()
@@ -153,7 +161,13 @@ class StorePlanLog:
         """
         places = [message.place for message in draft.messages]
         action = PlanAction(
-            self._next, draft.subject, draft.partition, draft.broker_group, draft.producer_id, draft.batch_sequence, runs_of(places)
+            self._next,
+            draft.subject,
+            draft.partition,
+            draft.broker_group,
+            draft.producer_id,
+            draft.batch_sequence,
+            runs_of(places),
         )
         self._next += 1
         self._writer.act(action)
@@ -183,9 +197,15 @@ class StorePlanLog:
     def seed(self, message: DueMessage) -> None:
         """A recurring message is due for its first run: write the run and finish the recurring message, both or neither."""
         try:
-            due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms - 1)
+            due_ms = next_run(
+                message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms - 1
+            )
         except (InvalidArgument, KeyError, ValueError) as failure:
-            log.error("the next run of recurring message %s cannot be computed: %r", message.message_id.hex(), failure)
+            log.error(
+                "the next run of recurring message %s cannot be computed: %r",
+                message.message_id.hex(),
+                failure,
+            )
         else:
             self._writer.act(Recur(*message.place, due_ms))
             self._end(message)
@@ -208,7 +228,11 @@ class StorePlanLog:
             at_ms = planned_ms(message.headers.get(PLANNED, b""), message.due_ms)
             due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), at_ms)
         except (InvalidArgument, KeyError, ValueError) as failure:
-            log.error("the next run of recurring message %s cannot be computed: %r", message.message_id.hex(), failure)
+            log.error(
+                "the next run of recurring message %s cannot be computed: %r",
+                message.message_id.hex(),
+                failure,
+            )
         else:
             self._writer.act(Recur(*message.place, due_ms))
 
@@ -232,4 +256,8 @@ def runs_of(places: Sequence[SchedulePlace]) -> tuple[tuple[int, bytes], ...]:
 
 
 def places_of(plan: PlanAction) -> list[SchedulePlace]:
-    return [SchedulePlace(bucket, int(each)) for bucket, ordinals in plan.items for each in np.frombuffer(ordinals, "<u4")]
+    return [
+        SchedulePlace(bucket, int(each))
+        for bucket, ordinals in plan.items
+        for each in np.frombuffer(ordinals, "<u4")
+    ]

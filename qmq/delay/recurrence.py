@@ -32,7 +32,9 @@ _NEAR: Final = timedelta(hours=26)
 """The clock shows no time again later than this: Samoa once skipped a day, which is the longest move."""
 _ANY_START: Final = datetime(2000, 1, 1)
 """cronsim searches fifty years; from here on that covers every combination of dates and days of the week."""
-_FIELDS: Final = "five fields: minute, hour, day of month, month, day of week, for instance '0 9 * * MON-FRI'"
+_FIELDS: Final = (
+    "five fields: minute, hour, day of month, month, day of week, for instance '0 9 * * MON-FRI'"
+)
 _MACHINES_OWN: Final = ("localtime", "posixrules", "Factory")
 _OTHER_TREES: Final = ("right/", "posix/")
 
@@ -41,9 +43,13 @@ def next_run(cron: str, zone: str, after_ms: int) -> int:
     """The first run strictly after a time, in milliseconds since 1970; a whole second. Raises InvalidArgument as `check`."""
     try:
         after, where = _EPOCH + after_ms * _MILLISECOND, _zone(zone)
-        run = _first_after(after, _runs(cron, _begin(after, where)), where, follows_wall=_follows_wall(cron))
+        run = _first_after(
+            after, _runs(cron, _begin(after, where)), where, follows_wall=_follows_wall(cron)
+        )
     except (OverflowError, StopIteration) as cause:
-        raise InvalidArgument(f"cron {cron!r} never runs after {after_ms} ms since 1970 in {zone}") from cause
+        raise InvalidArgument(
+            f"cron {cron!r} never runs after {after_ms} ms since 1970 in {zone}"
+        ) from cause
     return (run - _EPOCH) // _MILLISECOND
 
 
@@ -58,7 +64,9 @@ def _begin(after: datetime, where: ZoneInfo) -> datetime:
     return _wall(after, where) - (max(offsets) - min(offsets))
 
 
-def _first_after(after: datetime, walls: Iterator[datetime], where: ZoneInfo, *, follows_wall: bool) -> datetime:
+def _first_after(
+    after: datetime, walls: Iterator[datetime], where: ZoneInfo, *, follows_wall: bool
+) -> datetime:
     """The first run of those at these times on the wall, which ascend."""
     best: datetime | None = None
     for wall in walls:
@@ -85,7 +93,11 @@ def _moved(before: datetime, after: datetime, where: ZoneInfo) -> datetime:
     """The second between two times at which the clock is moved."""
     offset, seconds = _offset(before, where), int((after - before).total_seconds())
     return before + timedelta(
-        seconds=bisect_left(range(seconds), True, key=lambda at: _offset(before + timedelta(seconds=at), where) != offset)
+        seconds=bisect_left(
+            range(seconds),
+            True,
+            key=lambda at: _offset(before + timedelta(seconds=at), where) != offset,
+        )
     )
 
 
@@ -108,14 +120,18 @@ def check(cron: str, zone: str) -> None:
 def _runs(cron: str, after: datetime) -> CronSim:
     """The times on a wall that match, strictly after one of them."""
     if len(cron) > CHARACTERS_MAX:
-        raise InvalidArgument(f"a cron expression has at most {CHARACTERS_MAX} characters, this one {len(cron)}")
+        raise InvalidArgument(
+            f"a cron expression has at most {CHARACTERS_MAX} characters, this one {len(cron)}"
+        )
     if len(cron.split()) != 5:
         raise InvalidArgument(f"cron {cron!r} has {len(cron.split())} fields: write {_FIELDS}")
     try:
         return CronSim(cron, after)
     except CronSimError as cause:
         what = str(cause).removeprefix("Bad ")
-        raise InvalidArgument(f"cron {cron!r}: the field {what!r} is wrong, or there is no such day: write {_FIELDS}") from cause
+        raise InvalidArgument(
+            f"cron {cron!r}: the field {what!r} is wrong, or there is no such day: write {_FIELDS}"
+        ) from cause
 
 
 @lru_cache(maxsize=1000)
@@ -130,4 +146,6 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def _no_zone(name: str) -> InvalidArgument:
-    return InvalidArgument(f"time zone {name!r} is not known: write an IANA name, for instance 'Europe/Berlin' or 'UTC'")
+    return InvalidArgument(
+        f"time zone {name!r} is not known: write an IANA name, for instance 'Europe/Berlin' or 'UTC'"
+    )

@@ -37,13 +37,43 @@ from google_crc32c import value as crc32c
 
 from qmq.delay import buckets
 from qmq.delay.batches import BatchCache, Pieces, first_id
-from qmq.delay.buckets import ROW_BYTES, Bucket, BucketReader, Buckets, ReadAhead, ReadAheadPiece, ReadAheadResult, name_of
+from qmq.delay.buckets import (
+    ROW_BYTES,
+    Bucket,
+    BucketReader,
+    Buckets,
+    ReadAhead,
+    ReadAheadPiece,
+    ReadAheadResult,
+    name_of,
+)
 from qmq.delay.dispatch_log import DispatchMark
-from qmq.delay.files import DONE, IDX, LOG, AppendFiles, Grown, Leftovers, cut_back, delete_all, unlink
+from qmq.delay.files import (
+    DONE,
+    IDX,
+    LOG,
+    AppendFiles,
+    Grown,
+    Leftovers,
+    cut_back,
+    delete_all,
+    unlink,
+)
 from qmq.delay.interfaces import BucketInfo, DueMessage, Places, SchedulePlace
 from qmq.errors import InvalidArgument, InvariantBroken, LogDamaged, MessageNotFound, check
 from qmq.limits import MIB
-from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction, decode_actions, encode_actions
+from qmq.log.actions import (
+    Cancel,
+    Close,
+    PlanAction,
+    PlanDone,
+    PlanVoid,
+    Postpone,
+    Recur,
+    ScheduleAction,
+    decode_actions,
+    encode_actions,
+)
 from qmq.log.disk import Disk
 from qmq.log.segment_index import UNREADABLE as UNREADABLE_PAYLOAD
 from qmq.log.segment_index import checked_payload, with_checksum
@@ -78,14 +108,21 @@ class ScheduleState(msgspec.Struct, array_like=True):
 
     def open_plans(self) -> dict[int, PlanAction]:
         """By number, ascending."""
-        return {each.number: each for each in decode_actions(self.plans) if isinstance(each, PlanAction)}
+        return {
+            each.number: each for each in decode_actions(self.plans) if isinstance(each, PlanAction)
+        }
 
     def places_by_id(self) -> dict[bytes, SchedulePlace]:
-        return {each: SchedulePlace(bucket, ordinal) for each, bucket, ordinal in _ALIAS_ROW.iter_unpack(self.aliases)}
+        return {
+            each: SchedulePlace(bucket, ordinal)
+            for each, bucket, ordinal in _ALIAS_ROW.iter_unpack(self.aliases)
+        }
 
     def rows(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(bucket, log_bytes, count, done_bytes, settled), ascending."""
-        return cast("Iterator[tuple[int, int, int, int, int]]", _BUCKET_ROW.iter_unpack(self.buckets))
+        return cast(
+            "Iterator[tuple[int, int, int, int, int]]", _BUCKET_ROW.iter_unpack(self.buckets)
+        )
 
     def lengths(self) -> list[tuple[str, int]]:
         """The files with their lengths; empty files are left out."""
@@ -109,7 +146,10 @@ def capture(
     pending: dict[str, int],
 ) -> ScheduleState:
     """The current state, independent of later changes."""
-    rows = [_BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled) for each in buckets]
+    rows = [
+        _BUCKET_ROW.pack(each.number, each.log.end, each.count, each.done.end, each.settled)
+        for each in buckets
+    ]
     names = [each + _ALIASED.pack(*place) for each, place in aliases.items()]
     packed = encode_actions(plans), b"".join(names), b"".join(rows)
     return ScheduleState(VERSION, bucket_ms, index, closed_before, next_plan, *packed, pending)
@@ -122,9 +162,13 @@ def restore(bucket_ms: int | None, state: Any) -> ScheduleState:
     try:
         found = msgspec.convert(state, ScheduleState)
     except UNREADABLE_PAYLOAD as cause:
-        raise LogDamaged(f"the checkpoint's schedule cannot be read ({cause}): delete the checkpoint") from cause
+        raise LogDamaged(
+            f"the checkpoint's schedule cannot be read ({cause}): delete the checkpoint"
+        ) from cause
     if found.version != VERSION:
-        raise LogDamaged(f"the schedule has version {found.version}, this program supports {VERSION}: use the program that wrote it")
+        raise LogDamaged(
+            f"the schedule has version {found.version}, this program supports {VERSION}: use the program that wrote it"
+        )
     if bucket_ms not in (None, found.bucket_ms):
         raise LogDamaged(
             f"the schedule's buckets last {found.bucket_ms} ms, not {bucket_ms}: a delay group's bucket length is fixed when it is created"
@@ -212,7 +256,9 @@ CHECKPOINTS_KEPT: Final = 2
 class Schedule:
     """`folder` is the store's folder `schedule`. For one thread, except what `reader` returns."""
 
-    def __init__(self, folder: Path, disk: Disk, bucket_ms: int, *, buffer_bytes_max: int = 64 * MIB) -> None:
+    def __init__(
+        self, folder: Path, disk: Disk, bucket_ms: int, *, buffer_bytes_max: int = 64 * MIB
+    ) -> None:
         if bucket_ms < 1000 or bucket_ms % 1000:
             raise InvalidArgument(f"a bucket lasts whole seconds, not {bucket_ms} ms")
         self.folder = folder
@@ -248,7 +294,9 @@ class Schedule:
         """See `Projection.load`. Cuts files back, reads none of them. Raises LogDamaged, and then nothing was changed."""
         self._reset()
         make_private(self.folder)
-        found = restore(self.bucket_ms, state) if state is not None else self._adopted(replayed_from)
+        found = (
+            restore(self.bucket_ms, state) if state is not None else self._adopted(replayed_from)
+        )
         if found is None:
             self.is_whole = replayed_from <= 1
             delete_all(self.folder)
@@ -282,9 +330,22 @@ class Schedule:
             return SchedulePlan(None, self._files, [], {})
         index = max(index, self.index)
         state = capture(
-            self.bucket_ms, index, self.closed_before, self.next_plan, self.plans.values(), self._aliases, self._buckets, self.pending.all()
+            self.bucket_ms,
+            index,
+            self.closed_before,
+            self.next_plan,
+            self.plans.values(),
+            self._aliases,
+            self._buckets,
+            self.pending.all(),
         )
-        return SchedulePlan(state, self._files, self._buckets.tails(), self._files.unsynced(), self._leftovers.captured())
+        return SchedulePlan(
+            state,
+            self._files,
+            self._buckets.tails(),
+            self._files.unsynced(),
+            self._leftovers.captured(),
+        )
 
     def end_checkpoint(self, plan: ProjectionPlan) -> None:
         """See `Projection.end_checkpoint`. Deletes files that only deleted checkpoints named."""
@@ -318,11 +379,17 @@ class Schedule:
         if index <= self.index or not self.is_whole:
             return
         self.index = index
-        _, _, flags, count, _, columns, _, body_bytes, subject_bytes, _, _ = REGION.unpack_from(region)
+        _, _, flags, count, _, columns, _, body_bytes, subject_bytes, _, _ = REGION.unpack_from(
+            region
+        )
         if not columns & _DUE:
             return
-        self.pending.add(region[REGION_BYTES : REGION_BYTES + subject_bytes].decode(errors="replace"), count)
-        at = len(region) - pad(body_bytes) - pad(4 * count + 4) - 8 * count  # it is the last column before the bodies
+        self.pending.add(
+            region[REGION_BYTES : REGION_BYTES + subject_bytes].decode(errors="replace"), count
+        )
+        at = (
+            len(region) - pad(body_bytes) - pad(4 * count + 4) - 8 * count
+        )  # it is the last column before the bodies
         if count == 1:
             due_ms = unpack_from("<q", region, at)[0]
             self._store_one(index, append_time_ms, region, region_crc, flags, due_ms)
@@ -330,8 +397,14 @@ class Schedule:
         due_times_ms = np.frombuffer(region, "<i8", count, at)
         first = max(int(due_times_ms.min()) // self.bucket_ms, self.closed_before)
         if max(int(due_times_ms.max()) // self.bucket_ms, self.closed_before) == first:
-            ordinal = self._buckets.add(first, index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms)
-            self._tell(due_times_ms, np.full(count, first, np.int32), np.arange(ordinal, ordinal + count, dtype=np.uint32))
+            ordinal = self._buckets.add(
+                first, index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms
+            )
+            self._tell(
+                due_times_ms,
+                np.full(count, first, np.int32),
+                np.arange(ordinal, ordinal + count, dtype=np.uint32),
+            )
         else:
             self._cut(index, append_time_ms, region, region_crc, flags & _FLAGS, due_times_ms)
 
@@ -345,29 +418,60 @@ class Schedule:
 
         return unsubscribe
 
-    def _tell(self, due_times_ms: npt.NDArray[np.int64], buckets: npt.NDArray[np.int32], ordinals: npt.NDArray[np.uint32]) -> None:
+    def _tell(
+        self,
+        due_times_ms: npt.NDArray[np.int64],
+        buckets: npt.NDArray[np.int32],
+        ordinals: npt.NDArray[np.uint32],
+    ) -> None:
         if self._on_pending is not None:
             self._on_pending(Places(due_times_ms, buckets, ordinals))
 
-    def _store_one(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_ms: int) -> SchedulePlace:
+    def _store_one(
+        self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_ms: int
+    ) -> SchedulePlace:
         number = max(due_ms // self.bucket_ms, self.closed_before)
         ordinal = self._buckets.add(number, index, append_ms, region, crc, flags & _FLAGS, due_ms)
         if self._on_pending is not None:
-            self._tell(np.array([due_ms], np.int64), np.array([number], np.int32), np.array([ordinal], np.uint32))
+            self._tell(
+                np.array([due_ms], np.int64),
+                np.array([number], np.int32),
+                np.array([ordinal], np.uint32),
+            )
         return SchedulePlace(number, ordinal)
 
-    def _cut(self, index: int, append_ms: int, region: bytes, crc: int, flags: int, due_times_ms: npt.NDArray[np.int64]) -> None:
+    def _cut(
+        self,
+        index: int,
+        append_ms: int,
+        region: bytes,
+        crc: int,
+        flags: int,
+        due_times_ms: npt.NDArray[np.int64],
+    ) -> None:
         numbers = np.maximum(due_times_ms // self.bucket_ms, self.closed_before).astype(np.int32)
         try:
-            ordinals = self._add_pieces(Pieces(region), index, append_ms, flags, due_times_ms, numbers)
-        except UNREADABLE:  # it can never be read; it is stored unchanged, and reading it raises the error
+            ordinals = self._add_pieces(
+                Pieces(region), index, append_ms, flags, due_times_ms, numbers
+            )
+        except (
+            UNREADABLE
+        ):  # it can never be read; it is stored unchanged, and reading it raises the error
             numbers[:] = numbers.min()
-            first = self._buckets.add(int(numbers[0]), index, append_ms, region, crc, flags, due_times_ms)
+            first = self._buckets.add(
+                int(numbers[0]), index, append_ms, region, crc, flags, due_times_ms
+            )
             ordinals = np.arange(first, first + len(due_times_ms), dtype=np.uint32)
         self._tell(due_times_ms, numbers, ordinals)
 
     def _add_pieces(
-        self, pieces: Pieces, index: int, append_ms: int, flags: int, due_times_ms: npt.NDArray[np.int64], numbers: npt.NDArray[np.int32]
+        self,
+        pieces: Pieces,
+        index: int,
+        append_ms: int,
+        flags: int,
+        due_times_ms: npt.NDArray[np.int64],
+        numbers: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.uint32]:
         add, ordinals = self._buckets.add, np.zeros(len(due_times_ms), np.uint32)
         order = np.argsort(numbers, kind="stable")
@@ -377,10 +481,20 @@ class Schedule:
             if end == first + 1:
                 place = every[first]
                 piece = pieces.one(place)
-                ordinals[place] = add(number, index, append_ms, piece, crc32c(piece), flags, pieces.due_times_ms[place])
+                ordinals[place] = add(
+                    number,
+                    index,
+                    append_ms,
+                    piece,
+                    crc32c(piece),
+                    flags,
+                    pieces.due_times_ms[place],
+                )
             else:
                 for places, piece in pieces.cut(every[first:end]):
-                    ordinal = add(number, index, append_ms, piece, crc32c(piece), flags, due_times_ms[places])
+                    ordinal = add(
+                        number, index, append_ms, piece, crc32c(piece), flags, due_times_ms[places]
+                    )
                     ordinals[places] = np.arange(ordinal, ordinal + len(places), dtype=np.uint32)
             first = end
         return ordinals
@@ -401,18 +515,27 @@ class Schedule:
         elif isinstance(action, Cancel):
             self._cancel(SchedulePlace(action.bucket, action.ordinal))
         elif isinstance(action, Postpone):
-            self._postpone(index, append_time_ms, SchedulePlace(action.bucket, action.ordinal), action.due_ms)
+            self._postpone(
+                index, append_time_ms, SchedulePlace(action.bucket, action.ordinal), action.due_ms
+            )
         elif isinstance(action, Recur):
-            self._recur(index, append_time_ms, SchedulePlace(action.bucket, action.ordinal), action.due_ms)
+            self._recur(
+                index, append_time_ms, SchedulePlace(action.bucket, action.ordinal), action.due_ms
+            )
         else:
             self._close_before(action)
 
     def _plan(self, plan: PlanAction) -> None:
-        check(plan.number >= self.next_plan, f"plan {plan.number} comes behind {self.next_plan - 1}")
+        check(
+            plan.number >= self.next_plan, f"plan {plan.number} comes behind {self.next_plan - 1}"
+        )
         for number, ordinals in plan.items:
             bucket = self._marked(number)
             marks = bucket.marks()[np.frombuffer(ordinals, "<u4")]
-            check(not marks.any(), f"plan {plan.number} is about messages of {bucket.log.name} that are not pending")
+            check(
+                not marks.any(),
+                f"plan {plan.number} is about messages of {bucket.log.name} that are not pending",
+            )
             bucket.mark(DispatchMark.PLANNED, ordinals)
         self.plans[plan.number] = plan
         self.next_plan = plan.number + 1
@@ -440,7 +563,13 @@ class Schedule:
             self._settle(bucket, DispatchMark.CANCELLED, _u32(place.ordinal))
             self.pending.take(bucket.subject_of(place.ordinal), 1)
 
-    def _settle(self, bucket: Bucket, mark: DispatchMark, ordinals: bytes, targets: tuple[SchedulePlace, ...] = ()) -> None:
+    def _settle(
+        self,
+        bucket: Bucket,
+        mark: DispatchMark,
+        ordinals: bytes,
+        targets: tuple[SchedulePlace, ...] = (),
+    ) -> None:
         bucket.settle(mark, ordinals, targets)
         self._buckets.grew(bucket)
         if self._alias_of:
@@ -471,7 +600,10 @@ class Schedule:
         known_as = first_id(pieces, at)
         self.pending.add(self._marked(place.bucket).subject_of(place.ordinal), 1)
         region = pieces.next_run(at, known_as, due_ms)
-        self._alias(known_as, self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms))
+        self._alias(
+            known_as,
+            self._store_one(index, append_ms, region, crc32c(region), pieces.header.flags, due_ms),
+        )
 
     def _pieces(self, place: SchedulePlace) -> tuple[Pieces, int] | None:
         """The parsed batch, and the message's place in it; None if there is no such message, or the batch can never be parsed.
@@ -485,7 +617,12 @@ class Schedule:
         try:
             return Pieces(batch.view.region), at
         except UNREADABLE as cause:  # its checksum is valid, so all replicas ignore it
-            log.error("message %d of schedule/%s cannot be changed and stays as it is: %r", place.ordinal, bucket.log.name, cause)
+            log.error(
+                "message %d of schedule/%s cannot be changed and stays as it is: %r",
+                place.ordinal,
+                bucket.log.name,
+                cause,
+            )
             return None
 
     def _alias(self, message_id: bytes, place: SchedulePlace) -> None:
@@ -497,7 +634,9 @@ class Schedule:
 
     def _close_before(self, action: Close) -> None:
         """Close the buckets that have no pending messages. Messages may have come since the master checked."""
-        left = next((each.number for each in self._buckets if each.settled < each.count), action.before)
+        left = next(
+            (each.number for each in self._buckets if each.settled < each.count), action.before
+        )
         self.closed_before = max(self.closed_before, min(action.before, left))
         self._leftovers.add(self._buckets.drop_before(self.closed_before))
 
@@ -507,7 +646,12 @@ class Schedule:
         """The bucket with the states of its messages loaded. Raises MessageNotFound, LogDamaged."""
         bucket = self._buckets.require(number)
         if not bucket.has_marks:
-            bucket.load_marks(ordinals for plan in self.plans.values() for each, ordinals in plan.items if each == number)
+            bucket.load_marks(
+                ordinals
+                for plan in self.plans.values()
+                for each, ordinals in plan.items
+                if each == number
+            )
         return bucket
 
     def _mark_of(self, place: SchedulePlace) -> DispatchMark | None:
@@ -533,19 +677,30 @@ class Schedule:
         for number in np.unique(places.buckets).tolist():
             if number in self._buckets:
                 where = places.buckets == number
-                found[where] = self._marked(number).marks()[places.ordinals[where]] == DispatchMark.PENDING
+                found[where] = (
+                    self._marked(number).marks()[places.ordinals[where]] == DispatchMark.PENDING
+                )
         return found
 
     def settled(self, bucket: int) -> npt.NDArray[np.bool_]:
         """For each ordinal of the bucket whether it is planned, delivered, cancelled or moved. A copy. Raises LogDamaged."""
-        return self._marked(bucket).marks() != DispatchMark.PENDING if bucket in self._buckets else np.zeros(0, np.bool_)
+        return (
+            self._marked(bucket).marks() != DispatchMark.PENDING
+            if bucket in self._buckets
+            else np.zeros(0, np.bool_)
+        )
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def buckets(self) -> list[BucketInfo]:
         """All stored buckets, ascending."""
         return [
-            BucketInfo(each.number, each.count, each.count - each.settled, each.log.end + each.idx.end + each.done.end)
+            BucketInfo(
+                each.number,
+                each.count,
+                each.count - each.settled,
+                each.log.end + each.idx.end + each.done.end,
+            )
             for each in self._buckets
         ]
 
@@ -570,7 +725,9 @@ class Schedule:
         """The function to run in a thread so that messages due in this span can be read quickly; give its result to `note_read_ahead`.
         None: no messages have to be read ahead.
         """
-        first, last = (max(at_ms // self.bucket_ms, self.closed_before) for at_ms in (from_ms, to_ms))
+        first, last = (
+            max(at_ms // self.bucket_ms, self.closed_before) for at_ms in (from_ms, to_ms)
+        )
         return self._read_ahead.next_piece(range(first, last + 1))
 
     def note_read_ahead(self, found: ReadAheadResult) -> None:
@@ -588,14 +745,22 @@ class Schedule:
             return place
         number = max(delayed.due_ms // self.bucket_ms, self.closed_before)
         bucket = self._buckets.get(number)
-        place = None if bucket is None else buckets.find(bucket, self._cache, delayed.append_ms, delayed.message_id.to_bytes())
+        place = (
+            None
+            if bucket is None
+            else buckets.find(bucket, self._cache, delayed.append_ms, delayed.message_id.to_bytes())
+        )
         while place is not None and self._mark_of(place) is DispatchMark.MOVED:
             place = self._marked(place.bucket).moved_to(place.ordinal)
         if place is None or place.bucket not in self._buckets:
-            raise MessageNotFound(f"no delayed message {delayed} here: it never existed, or its bucket is deleted")
+            raise MessageNotFound(
+                f"no delayed message {delayed} here: it never existed, or its bucket is deleted"
+            )
         return place
 
-    def scan(self, subject: str, from_ms: int = 0, to_ms: int = 0, *, flags: int = 0) -> Iterator[DueMessage]:
+    def scan(
+        self, subject: str, from_ms: int = 0, to_ms: int = 0, *, flags: int = 0
+    ) -> Iterator[DueMessage]:
         """Pending messages of the subject ("": of all) with from <= due < to (0: no limit), by due time. The schedule must not change
         meanwhile. With `flags`, only messages of batches that have all of these flags; other batches are not read. Unreadable messages are
         left out and logged. Raises LogDamaged if an index or a dispatch log cannot be read.
@@ -603,10 +768,16 @@ class Schedule:
         end_ms = to_ms or 1 << 62
         first = max(from_ms // self.bucket_ms, self.closed_before)
         for bucket in list(self._buckets):
-            is_behind = bucket.number * self.bucket_ms >= end_ms and bucket.number > self.closed_before
+            is_behind = (
+                bucket.number * self.bucket_ms >= end_ms and bucket.number > self.closed_before
+            )
             if bucket.number >= first and not is_behind and bucket.settled < bucket.count:
                 for places in buckets.pending(self._marked(bucket.number), from_ms, end_ms, flags):
-                    yield from (each for each in buckets.readable(self.read, places) if not subject or each.subject == subject)
+                    yield from (
+                        each
+                        for each in buckets.readable(self.read, places)
+                        if not subject or each.subject == subject
+                    )
 
     # --- the invariant -------------------------------------------------------------------------------------------------
 
@@ -621,15 +792,27 @@ class Schedule:
         for bucket in self._buckets:
             number = bucket.number
             check(number >= self.closed_before, "a bucket that was closed")
-            buckets.check(bucket, self._cache, planned.pop(number, []), self.bucket_ms, self.closed_before)
+            buckets.check(
+                bucket, self._cache, planned.pop(number, []), self.bucket_ms, self.closed_before
+            )
         check(not planned, "plans of buckets that are not here")
         self._buckets.check()
-        check({place: each for each, place in self._aliases.items()} == self._alias_of, "aliases and places differ")
         check(
-            all(self._mark_of(place) in (DispatchMark.PENDING, DispatchMark.PLANNED) for place in self._alias_of),
+            {place: each for each, place in self._aliases.items()} == self._alias_of,
+            "aliases and places differ",
+        )
+        check(
+            all(
+                self._mark_of(place) in (DispatchMark.PENDING, DispatchMark.PLANNED)
+                for place in self._alias_of
+            ),
             "an alias of what is settled",
         )
-        check(not {file.name for bucket in self._buckets for file in bucket.growing} & set(self._leftovers), "a leftover that is in use")
+        check(
+            not {file.name for bucket in self._buckets for file in bucket.growing}
+            & set(self._leftovers),
+            "a leftover that is in use",
+        )
 
 
 def _by_bucket(plan: PlanAction) -> dict[int, bytes]:

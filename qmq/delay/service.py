@@ -47,7 +47,12 @@ class DelayIdentity(NamedTuple):
 class DelayService(delay_pb2_grpc.DelayControlServicer):
     """Implements delay.proto. `admin` returns the `EngineAdmin` while this replica is a serving master, else None."""
 
-    def __init__(self, identity: DelayIdentity, admin: Callable[[], EngineAdmin | None], files: ReplicaScheduleFiles) -> None:
+    def __init__(
+        self,
+        identity: DelayIdentity,
+        admin: Callable[[], EngineAdmin | None],
+        files: ReplicaScheduleFiles,
+    ) -> None:
         self._identity = identity
         self._admin_now = admin
         self._files = files
@@ -61,13 +66,17 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     def _admin(self) -> EngineAdmin:
         admin = self._admin_now()
         if admin is None:
-            raise NotMaster(f"replica {self._identity.replica} of delay group {self._identity.group} does not serve: ask the new master")
+            raise NotMaster(
+                f"replica {self._identity.replica} of delay group {self._identity.group} does not serve: ask the new master"
+            )
         return admin
 
     def _id(self, text: str) -> DelayedId:
         delayed = DelayedId.parse(text)
         if delayed.group != self._identity.group:
-            raise InvalidArgument(f"{text} is kept by delay group {delayed.group!r}, and this is {self._identity.group!r}: ask there")
+            raise InvalidArgument(
+                f"{text} is kept by delay group {delayed.group!r}, and this is {self._identity.group!r}: ask there"
+            )
         return delayed
 
     # --- one message ---------------------------------------------------------------------------------------------------
@@ -119,11 +128,15 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     async def ListDelayed(self, request: pb.ListDelayedRequest) -> pb.ListDelayedResponse:
         wanted, admin = listing(request), self._admin()
         found, behind = await admin.listed(*wanted)
-        messages = [self._message(each, str(admin.id_of(each)), _spoken(each, "pending")) for each in found]
+        messages = [
+            self._message(each, str(admin.id_of(each)), _spoken(each, "pending")) for each in found
+        ]
         page = _within(messages, PAGE_BYTES_MAX)
         if len(page) < len(messages):
             behind = mark_of(page[-1])
-        return pb.ListDelayedResponse(messages=page, next=str(ListMark(*behind)) if behind is not None else "")
+        return pb.ListDelayedResponse(
+            messages=page, next=str(ListMark(*behind)) if behind is not None else ""
+        )
 
     @answering
     async def DescribeDelay(self, request: pb.DescribeDelayRequest) -> pb.DelayDescription:
@@ -144,7 +157,10 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
             lateness_p50_ms=standing.lateness_p50_ms,
             lateness_p99_ms=standing.lateness_p99_ms,
             delivered=standing.delivered,
-            troubles=[pb.DelayTrouble(subject=subject, waiting=waiting, reason=reason) for subject, waiting, reason in standing.troubles],
+            troubles=[
+                pb.DelayTrouble(subject=subject, waiting=waiting, reason=reason)
+                for subject, waiting, reason in standing.troubles
+            ],
             time_ms=standing.time_ms,
             clock_step_ms=standing.clock_step_ms,
         )
@@ -152,7 +168,11 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
     def _bucket(self, info: BucketInfo) -> pb.DelayBucket:
         length = self._identity.bucket_ms
         return pb.DelayBucket(
-            start_ms=info.bucket * length, length_ms=length, messages=info.messages, pending=info.pending, stored_bytes=info.stored_bytes
+            start_ms=info.bucket * length,
+            length_ms=length,
+            messages=info.messages,
+            pending=info.pending,
+            stored_bytes=info.stored_bytes,
         )
 
     # --- for another replica -------------------------------------------------------------------------------------------
@@ -163,14 +183,20 @@ class DelayService(delay_pb2_grpc.DelayControlServicer):
             raise InvalidArgument(f"the offset in a state must be 0 or more, not {request.offset}")
         found = self._described if request.offset else None
         state, index = found if found is not None else await asyncio.to_thread(self._files.describe)
-        piece = state[request.offset : request.offset + READ_BYTES_MAX] if request.HasField("offset") else state
+        piece = (
+            state[request.offset : request.offset + READ_BYTES_MAX]
+            if request.HasField("offset")
+            else state
+        )
         self._described = (state, index) if request.offset + len(piece) < len(state) else None
         return pb.ScheduleDescription(state=piece, index=index, state_bytes=len(state))
 
     @answering
     async def ReadSchedule(self, request: pb.ReadScheduleRequest) -> pb.ReadScheduleResponse:
         if not is_file_name(request.file):
-            raise InvalidArgument(f"{request.file!r} is not a file of a schedule: names look like 20261121T130000Z.log, .idx or .done")
+            raise InvalidArgument(
+                f"{request.file!r} is not a file of a schedule: names look like 20261121T130000Z.log, .idx or .done"
+            )
         if request.offset < 0:
             raise InvalidArgument(f"the offset in a file must be 0 or more, not {request.offset}")
         most = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
@@ -188,7 +214,9 @@ def _spoken(message: DueMessage, state: str) -> str:
     return "half" if state == "pending" and is_half(message) else state
 
 
-async def _cancelled_before(admin: EngineAdmin, delayed: DelayedId, failure: Exception) -> DueMessage:
+async def _cancelled_before(
+    admin: EngineAdmin, delayed: DelayedId, failure: Exception
+) -> DueMessage:
     """The message, if it is cancelled already. Raises the failure otherwise."""
     try:
         found, state = await admin.show(delayed)
@@ -218,15 +246,23 @@ TRIES: Final = 5
 async def describe_schedule(stub: Any, *, timeout_s: float) -> pb.ScheduleDescription:
     """The whole state. `timeout_s` is for one piece. Raises grpc.RpcError; Unavailable if checkpoints follow each other too fast."""
     for _ in range(TRIES):
-        found: pb.ScheduleDescription = await stub.DescribeSchedule(pb.DescribeScheduleRequest(offset=0), timeout=timeout_s)
+        found: pb.ScheduleDescription = await stub.DescribeSchedule(
+            pb.DescribeScheduleRequest(offset=0), timeout=timeout_s
+        )
         pieces, size = [found.state], len(found.state)
         piece = found
         while size < found.state_bytes and piece.state:
-            piece = await stub.DescribeSchedule(pb.DescribeScheduleRequest(offset=size), timeout=timeout_s)
+            piece = await stub.DescribeSchedule(
+                pb.DescribeScheduleRequest(offset=size), timeout=timeout_s
+            )
             if (piece.index, piece.state_bytes) != (found.index, found.state_bytes):
                 break
             pieces.append(piece.state)
             size += len(piece.state)
         if size >= found.state_bytes:
-            return pb.ScheduleDescription(state=b"".join(pieces), index=found.index, state_bytes=found.state_bytes)
-    raise Unavailable("the replica writes checkpoints faster than its schedule's state can be read: ask again later")
+            return pb.ScheduleDescription(
+                state=b"".join(pieces), index=found.index, state_bytes=found.state_bytes
+            )
+    raise Unavailable(
+        "the replica writes checkpoints faster than its schedule's state can be read: ask again later"
+    )

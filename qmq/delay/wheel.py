@@ -102,7 +102,11 @@ class WheelRun:
     def first(self, count: int) -> Places:
         """The first `count` places; they stay in the run."""
         keys = self.keys[self.at : self.at + count]
-        return Places(self._due_times_ms(keys), np.full(len(keys), self.bucket, np.int32), (keys & _LOW_BITS).astype(np.uint32))
+        return Places(
+            self._due_times_ms(keys),
+            np.full(len(keys), self.bucket, np.int32),
+            (keys & _LOW_BITS).astype(np.uint32),
+        )
 
     def _due_times_ms(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         return (keys >> _SHIFT).astype(np.int64) + (self.era << _ERA_BITS)
@@ -140,7 +144,11 @@ def runs_of(places: Places) -> list[WheelRun]:
         return _cut(int(eras[0]), int(places.buckets[0]), keys)
     order = np.lexsort((places.buckets, eras))
     eras, buckets, keys = eras[order], places.buckets[order], keys[order]
-    bounds = [0, *(np.flatnonzero((eras[1:] != eras[:-1]) | (buckets[1:] != buckets[:-1])) + 1).tolist(), len(keys)]
+    bounds = [
+        0,
+        *(np.flatnonzero((eras[1:] != eras[:-1]) | (buckets[1:] != buckets[:-1])) + 1).tolist(),
+        len(keys),
+    ]
     found: list[WheelRun] = []
     for first, end in pairwise(bounds):
         found += _cut(int(eras[first]), int(buckets[first]), keys[first:end].copy())
@@ -184,7 +192,12 @@ class Wheel:
     @property
     def nbytes(self) -> int:
         """The memory of its arrays, in bytes."""
-        return sum(run.nbytes for run in self._runs) + self._due_times_ms.nbytes + self._buckets.nbytes + self._ordinals.nbytes
+        return (
+            sum(run.nbytes for run in self._runs)
+            + self._due_times_ms.nbytes
+            + self._buckets.nbytes
+            + self._ordinals.nbytes
+        )
 
     def clear(self) -> None:
         self._runs: list[WheelRun] = []
@@ -233,7 +246,11 @@ class Wheel:
         size = _size_class(run)
         if _FAN ** (size + 2) > RUN_MESSAGES_MAX:
             return
-        same_size = [each for each in self._runs if each.bucket == run.bucket and each.era == run.era and _size_class(each) == size]
+        same_size = [
+            each
+            for each in self._runs
+            if each.bucket == run.bucket and each.era == run.era and _size_class(each) == size
+        ]
         if len(same_size) >= _FAN:
             same_size = same_size[-_FAN:]
             self._runs = [each for each in self._runs if each not in same_size]
@@ -276,11 +293,20 @@ class Wheel:
         found = [run.first(count) for run, count in zip(due, counts, strict=True)]
         places = found[0]
         if len(due) > 1:
-            places = Places(*(np.concatenate([getattr(each, name) for each in found]) for name in ("due_times_ms", "buckets", "ordinals")))
+            places = Places(
+                *(
+                    np.concatenate([getattr(each, name) for each in found])
+                    for name in ("due_times_ms", "buckets", "ordinals")
+                )
+            )
             order = np.lexsort((places.ordinals, places.buckets, places.due_times_ms))[:most]
             places = places[order]
-            counts = np.bincount(np.repeat(np.arange(len(due)), counts)[order], minlength=len(due)).tolist()
-        gone = {id(run) for run, count in zip(due, counts, strict=True) if count and run.leave(count)}
+            counts = np.bincount(
+                np.repeat(np.arange(len(due)), counts)[order], minlength=len(due)
+            ).tolist()
+        gone = {
+            id(run) for run, count in zip(due, counts, strict=True) if count and run.leave(count)
+        }
         if gone:
             self._runs = [run for run in self._runs if id(run) not in gone]
         return places
@@ -319,7 +345,10 @@ class Wheel:
 
     def _first_beyond(self, messages: int) -> int:
         """The highest due time with at most `messages` messages before it."""
-        low, high = min(run.head_ms for run in self._runs), max(run.due_ms(-1) for run in self._runs)
+        low, high = (
+            min(run.head_ms for run in self._runs),
+            max(run.due_ms(-1) for run in self._runs),
+        )
         while low < high:
             middle = (low + high + 1) // 2
             if sum(run.until(middle - 1) for run in self._runs) <= messages:
@@ -370,7 +399,9 @@ class Sieve:
     def take(self, first: int, rows: npt.NDArray[np.void], settled: npt.NDArray[np.bool_]) -> None:
         """Take index rows from ordinal `first` on; `settled` says which of them are settled."""
         due_times_ms = rows["due"]
-        places = np.flatnonzero((due_times_ms >= self.first_ms) & (due_times_ms < self.end_ms) & ~settled)
+        places = np.flatnonzero(
+            (due_times_ms >= self.first_ms) & (due_times_ms < self.end_ms) & ~settled
+        )
         self._due_times_ms.append(due_times_ms[places].astype(np.int64))
         self._ordinals.append((places + first).astype(np.uint32))
         self._kept += len(places)
@@ -385,7 +416,11 @@ class Sieve:
             self.end_ms = max(surplus_ms, int(due_times_ms.min()) + 1)
             mask = due_times_ms < self.end_ms
             due_times_ms, ordinals = due_times_ms[mask], ordinals[mask]
-        self._due_times_ms, self._ordinals, self._kept = [due_times_ms], [ordinals], len(due_times_ms)
+        self._due_times_ms, self._ordinals, self._kept = (
+            [due_times_ms],
+            [ordinals],
+            len(due_times_ms),
+        )
 
     def _joined(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
         self._due_times_ms = [np.concatenate(self._due_times_ms or [np.empty(0, np.int64)])]
@@ -399,7 +434,14 @@ class Sieve:
         return runs_of(Places(due_times_ms, np.full(len(due_times_ms), bucket, np.int32), ordinals))
 
 
-def sift(sieve: Sieve, bucket: int, reader: BucketReader, settled: npt.NDArray[np.bool_], count: int, piece: int = PIECE) -> list[WheelRun]:
+def sift(
+    sieve: Sieve,
+    bucket: int,
+    reader: BucketReader,
+    settled: npt.NDArray[np.bool_],
+    count: int,
+    piece: int = PIECE,
+) -> list[WheelRun]:
     """Pass a bucket's first `count` rows through the sieve; in a thread. Raises LogDamaged, OSError."""
     for first in range(0, count, piece):
         end = min(first + piece, count)

@@ -93,7 +93,13 @@ class Balancer(Generic[G]):
     def pick(self, size: int) -> G | None:
         """The group for the next batch, of `size` bytes; None if no group has room. Call `charge` afterwards if the batch is sent."""
         group = self._current
-        if group is not None and self._stay > 0 and group.is_writable and not group.is_stalled and self._has_room(group, size):
+        if (
+            group is not None
+            and self._stay > 0
+            and group.is_writable
+            and not group.is_stalled
+            and self._has_room(group, size)
+        ):
             return group
         return self._turn(size)
 

@@ -78,7 +78,9 @@ class Partitioner(Generic[P]):
         for number in self.partitions.keys() - {part.number for part in route.partitions}:
             self.partitions[number].leave(now, is_fenced=number in fenced)
         if not self.by_lp:
-            self.by_lp = [self.partitions[route.holder(lp).number] for lp in range(route.logical_partitions)]
+            self.by_lp = [
+                self.partitions[route.holder(lp).number] for lp in range(route.logical_partitions)
+            ]
 
     def resume(self, part: PhysicalPartition, lps: Iterable[int]) -> P:
         """Add a partition that has undecided messages of these logical partitions from before the first route was known. If the newest
@@ -96,7 +98,9 @@ class Partitioner(Generic[P]):
         """Remove settled partitions, whose logical partitions go to their successors. Returns the removed ones, in the order of their
         numbers.
         """
-        numbers = sorted([number for number, partition in self.partitions.items() if partition.is_settled])
+        numbers = sorted(
+            [number for number, partition in self.partitions.items() if partition.is_settled]
+        )
         settled = [self.partitions.pop(number) for number in numbers]
         if settled:
             assert self.route is not None

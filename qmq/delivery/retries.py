@@ -47,8 +47,14 @@ def final(failure: QmqError | None, batch: InFlightBatch) -> QmqError:
     outcome = Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
     if failure is None or isinstance(failure, Unavailable):
         last = failure or "no broker group took or refused them"
-        said = "it is not known whether the messages are stored: no answer in time" if batch.is_uncertain else "not stored in time"
-        error = DeadlineExceeded(f"{said} after {batch.attempts} tries; the last: {last}", outcome=outcome)
+        said = (
+            "it is not known whether the messages are stored: no answer in time"
+            if batch.is_uncertain
+            else "not stored in time"
+        )
+        error = DeadlineExceeded(
+            f"{said} after {batch.attempts} tries; the last: {last}", outcome=outcome
+        )
         error.__cause__ = failure
         return error
     if batch.is_uncertain and failure.outcome is Outcome.NOT_STORED:

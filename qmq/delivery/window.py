@@ -84,7 +84,12 @@ class InFlightWindow(Generic[B]):
     def has_room(self, size: int, now: float, room: int = UNLIMITED) -> bool:
         """Whether another batch of `size` bytes may be sent now. `room` is the allowed number of bytes; one batch is always allowed."""
         sent = self._sent
-        return self.is_connected and sent < self._window and now >= self._rests_until and (not sent or size <= room)
+        return (
+            self.is_connected
+            and sent < self._window
+            and now >= self._rests_until
+            and (not sent or size <= room)
+        )
 
     def next(self, now: float, room: int = UNLIMITED) -> B | None:
         """The next batch to send over the current connection, which counts as sent from now on; None if there is none."""

@@ -59,7 +59,12 @@ class TelemetryStream:
     task that serves the stream.
     """
 
-    def __init__(self, write: Write, note: Callable[[calls.TelemetryCommand], None], end: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        write: Write,
+        note: Callable[[calls.TelemetryCommand], None],
+        end: Callable[[], object],
+    ) -> None:
         self._write, self._note, self._end = write, note, end
         self._lock = asyncio.Lock()
         self.is_cut = False
@@ -96,7 +101,10 @@ class ClientSessions:
     def hear(self, client_id: str) -> ClientSession:
         """Record a sign of life of the client, and return its session. Raises Refused for a long name, or if all places have streams."""
         if len(client_id) > CLIENT_ID_CHARS_MAX:
-            raise Refused(api.CLIENT_ID_REQUIRED, f"a client id has at most {CLIENT_ID_CHARS_MAX} characters, not {len(client_id)}")
+            raise Refused(
+                api.CLIENT_ID_REQUIRED,
+                f"a client id has at most {CLIENT_ID_CHARS_MAX} characters, not {len(client_id)}",
+            )
         now_ms = self._monotonic_ms()
         session = self._sessions.pop(client_id, None)
         if session is None:
@@ -109,7 +117,9 @@ class ClientSessions:
     def is_alive(self, client_id: str) -> bool:
         """True if the client has an open stream, or sent a heartbeat within the last two minutes."""
         session = self._sessions.get(client_id)
-        return session is not None and (bool(session.streams) or self._monotonic_ms() - session.heard_ms < IDLE_MS)
+        return session is not None and (
+            bool(session.streams) or self._monotonic_ms() - session.heard_ms < IDLE_MS
+        )
 
     @property
     def alive(self) -> int:
@@ -125,7 +135,11 @@ class ClientSessions:
         """The newest stream of each client that publishes to the subject, where nothing is being written: the gateway can ask there about a
         transaction.
         """
-        newest = (each.streams[-1] for each in self._sessions.values() if each.streams and subject in each.published)
+        newest = (
+            each.streams[-1]
+            for each in self._sessions.values()
+            if each.streams and subject in each.published
+        )
         return [each for each in newest if not each.is_writing]
 
     def end(self, client_id: str) -> None:
@@ -135,9 +149,14 @@ class ClientSessions:
     def _make_room(self) -> None:
         if len(self._sessions) < SESSIONS_MAX:
             return
-        silent = next((each.client_id for each in self._sessions.values() if not each.streams), None)
+        silent = next(
+            (each.client_id for each in self._sessions.values() if not each.streams), None
+        )
         if silent is None:
-            raise Refused(api.TOO_MANY_REQUESTS, f"this gateway serves {SESSIONS_MAX} clients of this access key: use another gateway")
+            raise Refused(
+                api.TOO_MANY_REQUESTS,
+                f"this gateway serves {SESSIONS_MAX} clients of this access key: use another gateway",
+            )
         del self._sessions[silent]
 
 
@@ -173,10 +192,17 @@ class GatewayCredentials:
         try:
             found = parse_json(path.read_bytes())
         except (OSError, ValueError) as cause:
-            raise InvalidArgument(f"the keys of RocketMQ's clients cannot be read from {path}: {type(cause).__name__}") from None
+            raise InvalidArgument(
+                f"the keys of RocketMQ's clients cannot be read from {path}: {type(cause).__name__}"
+            ) from None
         if not isinstance(found, list) or not found or not all(map(_is_complete, found)):
-            raise InvalidArgument(f"{path} is not a list of objects with access_key, secret_key and token, all strings")
-        keys = {each["access_key"]: ClientKeys(each["access_key"], each["secret_key"], each["token"]) for each in found}
+            raise InvalidArgument(
+                f"{path} is not a list of objects with access_key, secret_key and token, all strings"
+            )
+        keys = {
+            each["access_key"]: ClientKeys(each["access_key"], each["secret_key"], each["token"])
+            for each in found
+        }
         if len(keys) < len(found):
             raise InvalidArgument(f"{path} contains an access key twice")
         return cls(keys)
@@ -186,12 +212,18 @@ class GatewayCredentials:
         found = _SIGNED.fullmatch(headers.get(AUTHORIZATION, "").strip())
         date_time = headers.get(DATE_TIME, "")
         if found is None or not date_time:
-            raise Refused(api.UNAUTHORIZED, "the call is not signed: give the client an access key and its secret key")
+            raise Refused(
+                api.UNAUTHORIZED,
+                "the call is not signed: give the client an access key and its secret key",
+            )
         keys = self.keys.get(found["access_key"])
         secret = keys.secret_key.encode() if keys is not None else _NOBODYS
         expected = hmac.new(secret, date_time.encode(), hashlib.sha1).hexdigest()
         if not hmac.compare_digest(expected, found["hex"].lower()) or keys is None:
-            raise Refused(api.UNAUTHORIZED, "the access key is not known here, or the secret key is not its own")
+            raise Refused(
+                api.UNAUTHORIZED,
+                "the access key is not known here, or the secret key is not its own",
+            )
         return keys
 
 
@@ -203,4 +235,6 @@ def claimed_access_key(headers: Mapping[str, str]) -> str:
 
 def _is_complete(found: Any) -> bool:
     names = ("access_key", "secret_key", "token")
-    return isinstance(found, dict) and all(isinstance(found.get(each), str) and found[each] for each in names)
+    return isinstance(found, dict) and all(
+        isinstance(found.get(each), str) and found[each] for each in names
+    )

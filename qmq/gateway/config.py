@@ -61,7 +61,8 @@ def check_client_type(kind: api.ClientType.ValueType) -> None:
     """Raises Refused for a client type that the gateway does not serve."""
     if kind not in (api.PRODUCER, *CONSUMERS):
         raise Refused(
-            api.UNRECOGNIZED_CLIENT_TYPE, f"clients of type {name_of(api.ClientType, kind)} are not served here: docs/ROCKETMQ.md"
+            api.UNRECOGNIZED_CLIENT_TYPE,
+            f"clients of type {name_of(api.ClientType, kind)} are not served here: docs/ROCKETMQ.md",
         )
 
 
@@ -78,7 +79,9 @@ def settings_for_producer(told: api.Settings, body_bytes_max: int) -> api.Settin
     return settings
 
 
-def settings_for_consumer(told: api.Settings, group: GroupSettings, *, is_fifo: bool) -> api.Settings:
+def settings_for_consumer(
+    told: api.Settings, group: GroupSettings, *, is_fifo: bool
+) -> api.Settings:
     """The settings that the gateway answers to a consumer of the group."""
     settings = _copy(told)
     settings.subscription.fifo = is_fifo

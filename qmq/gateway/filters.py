@@ -99,7 +99,11 @@ def compare(word: str, left: Value, right: Value) -> bool | None:
         return None
     if isinstance(left, bool) or isinstance(right, bool):
         left, right = _truth(left), _truth(right)
-    elif isinstance(left, int | float) or isinstance(right, int | float) or word not in ("=", "<>", "!="):
+    elif (
+        isinstance(left, int | float)
+        or isinstance(right, int | float)
+        or word not in ("=", "<>", "!=")
+    ):
         left, right = _number(left), _number(right)
     return None if left is None or right is None else _COMPARES[word](left, right)
 
@@ -109,7 +113,9 @@ def _number(value: Value) -> int | float | None:
 
 
 def _truth(value: Value) -> bool | None:
-    return value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value).lower())
+    return (
+        value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value).lower())
+    )
 
 
 def negated(found: bool | None) -> bool | None:
@@ -131,18 +137,27 @@ def any_of(parts: list[bool | None]) -> bool | None:
 def condition_of(text: str) -> Condition:
     """Parse a filter into a condition on messages. Raises Refused."""
     if len(text) > EXPRESSION_CHARS_MAX:
-        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a filter has at most {EXPRESSION_CHARS_MAX} characters, not {len(text)}")
+        raise Refused(
+            api.ILLEGAL_FILTER_EXPRESSION,
+            f"a filter has at most {EXPRESSION_CHARS_MAX} characters, not {len(text)}",
+        )
     try:
         from lark.exceptions import UnexpectedInput
 
         parser = _parser()
     except ImportError:
-        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, "this gateway has no SQL92 filters: pip install 'qmq[gateway]'") from None
+        raise Refused(
+            api.ILLEGAL_FILTER_EXPRESSION,
+            "this gateway has no SQL92 filters: pip install 'qmq[gateway]'",
+        ) from None
     try:
         tree = parser.parse(text)
     except UnexpectedInput as failure:
         where = f"line {failure.line}, column {failure.column}" if failure.line > 0 else "its end"
-        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"the filter is not a SQL92 condition at {where}: {text[:200]!r}") from None
+        raise Refused(
+            api.ILLEGAL_FILTER_EXPRESSION,
+            f"the filter is not a SQL92 condition at {where}: {text[:200]!r}",
+        ) from None
     return _condition(tree, 0)
 
 
@@ -156,10 +171,16 @@ def _parser() -> Any:
 def _condition(tree: Any, depth: int) -> Condition:
     """Build the condition of one node of the syntax tree."""
     if depth > DEPTH_MAX:
-        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a filter has at most {DEPTH_MAX} conditions inside each other")
+        raise Refused(
+            api.ILLEGAL_FILTER_EXPRESSION,
+            f"a filter has at most {DEPTH_MAX} conditions inside each other",
+        )
     kind, parts = str(tree.data), tree.children
     if kind in ("disjunction", "conjunction"):
-        inner, join = [_condition(each, depth + 1) for each in parts], any_of if kind == "disjunction" else all_of
+        inner, join = (
+            [_condition(each, depth + 1) for each in parts],
+            any_of if kind == "disjunction" else all_of,
+        )
         return lambda properties: join([each(properties) for each in inner])
     if kind == "negation":
         one = _condition(parts[0], depth + 1)
@@ -179,16 +200,23 @@ def _predicate(kind: str, parts: list[Any]) -> Condition:
     if kind == "between":
         value, low, high = map(_term, parts)
         return lambda properties: all_of(
-            [compare(">=", value(properties), low(properties)), compare("<=", value(properties), high(properties))]
+            [
+                compare(">=", value(properties), low(properties)),
+                compare("<=", value(properties), high(properties)),
+            ]
         )
     value = _term(parts[0])
     if kind == "within":
         wanted = [_term(each) for each in parts[1:]]
-        return lambda properties: any_of([compare("=", value(properties), each(properties)) for each in wanted])
+        return lambda properties: any_of(
+            [compare("=", value(properties), each(properties)) for each in wanted]
+        )
     if kind in ("absent", "present"):
         return lambda properties: (value(properties) is None) == (kind == "absent")
     search, piece = _SEARCHES[str(parts[1]).lower()], _term(parts[2])({})
-    return lambda properties: None if (found := value(properties)) is None else search(str(found), str(piece))
+    return lambda properties: (
+        None if (found := value(properties)) is None else search(str(found), str(piece))
+    )
 
 
 def _term(tree: Any) -> Term:
@@ -213,9 +241,14 @@ def tags_of_expression(text: str) -> tuple[str, ...]:
         return ()
     tags = sorted({each.strip() for each in stripped.split("||")} - {""})
     if not tags or any("|" in each for each in tags):
-        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"{text!r} is not a tag expression: write `*`, or tags with `||` between them")
+        raise Refused(
+            api.ILLEGAL_FILTER_EXPRESSION,
+            f"{text!r} is not a tag expression: write `*`, or tags with `||` between them",
+        )
     if any(len(each.encode()) > limits.TAG_BYTES_MAX for each in tags):
-        raise Refused(api.ILLEGAL_FILTER_EXPRESSION, f"a tag has at most {limits.TAG_BYTES_MAX} bytes")
+        raise Refused(
+            api.ILLEGAL_FILTER_EXPRESSION, f"a tag has at most {limits.TAG_BYTES_MAX} bytes"
+        )
     return tuple(tags)
 
 
@@ -241,7 +274,9 @@ class MessageFilter:
             return False
         if not self.sql:
             return True
-        properties = {name: value.decode(errors="replace") for name, value in message.headers.items()}
+        properties = {
+            name: value.decode(errors="replace") for name, value in message.headers.items()
+        }
         if message.tags:
             properties[TAGS] = message.tags[0]
         return condition_of(self.sql)(properties) is True

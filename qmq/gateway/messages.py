@@ -103,7 +103,8 @@ def check_digest(body: bytes, digest: api.Digest) -> None:
         is_right = told == hashlib.sha1(body, usedforsecurity=False).hexdigest().upper()
     if not is_right:
         raise Refused(
-            api.MESSAGE_CORRUPTED, f"the body does not have the {name_of(api.DigestType, digest.type)} digest {told}: send it again"
+            api.MESSAGE_CORRUPTED,
+            f"the body does not have the {name_of(api.DigestType, digest.type)} digest {told}: send it again",
         )
 
 
@@ -124,10 +125,14 @@ def plain_body(body: bytes, encoding: api.Encoding.ValueType, body_bytes_max: in
     try:
         found = unpacker.decompress(body, body_bytes_max + 1)
     except zlib.error as failure:
-        raise Refused(api.MESSAGE_CORRUPTED, f"the body cannot be decompressed, although its encoding is GZIP: {failure}") from failure
+        raise Refused(
+            api.MESSAGE_CORRUPTED,
+            f"the body cannot be decompressed, although its encoding is GZIP: {failure}",
+        ) from failure
     if len(found) > body_bytes_max:
         raise Refused(
-            api.MESSAGE_BODY_TOO_LARGE, f"the body has more than {body_bytes_max} bytes when it is decompressed: send a smaller one"
+            api.MESSAGE_BODY_TOO_LARGE,
+            f"the body has more than {body_bytes_max} bytes when it is decompressed: send a smaller one",
         )
     if not unpacker.eof:
         raise Refused(api.MESSAGE_CORRUPTED, "the compressed body ends too early: send it again")
@@ -148,10 +153,45 @@ PROPERTY_BYTES_MAX: Final = 16 * 1024
 """RocketMQ's own limits for the properties of an application."""
 RESERVED: Final = frozenset(
     (
-        *("KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET"),
-        *("MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "RECONSUME_TIME"),
-        *("MSG_REGION", "UNIQ_KEY", "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "INSTANCE_ID", "CORRELATION_ID", "REPLY_TO_CLIENT"),
-        *("TTL", "ARRIVE_TIME", "PUSH_REPLY_TIME", "CLUSTER", "MSG_TYPE", "__SHARDINGKEY", "__transactionId__"),
+        *(
+            "KEYS",
+            "TAGS",
+            "WAIT",
+            "DELAY",
+            "RETRY_TOPIC",
+            "REAL_TOPIC",
+            "REAL_QID",
+            "TRAN_MSG",
+            "PGROUP",
+            "MIN_OFFSET",
+        ),
+        *(
+            "MAX_OFFSET",
+            "BUYER_ID",
+            "ORIGIN_MESSAGE_ID",
+            "TRANSFER_FLAG",
+            "CORRECTION_FLAG",
+            "MQ2_FLAG",
+            "RECONSUME_TIME",
+        ),
+        *(
+            "MSG_REGION",
+            "UNIQ_KEY",
+            "MAX_RECONSUME_TIMES",
+            "CONSUME_START_TIME",
+            "INSTANCE_ID",
+            "CORRELATION_ID",
+            "REPLY_TO_CLIENT",
+        ),
+        *(
+            "TTL",
+            "ARRIVE_TIME",
+            "PUSH_REPLY_TIME",
+            "CLUSTER",
+            "MSG_TYPE",
+            "__SHARDINGKEY",
+            "__transactionId__",
+        ),
     )
 )
 """Names of properties that RocketMQ sets itself, and refuses from applications."""
@@ -190,15 +230,25 @@ def message_from_client(message: api.Message, body_bytes_max: int) -> TopicMessa
     """Convert a message that a client sent. Raises Refused."""
     system = message.system_properties
     if not system.message_id:
-        raise Refused(api.ILLEGAL_MESSAGE_ID, "the message has no id: clients give each message one")
+        raise Refused(
+            api.ILLEGAL_MESSAGE_ID, "the message has no id: clients give each message one"
+        )
     check_digest(message.body, system.body_digest)
-    due_ms = _milliseconds(system.delivery_timestamp) if system.HasField("delivery_timestamp") else None
+    due_ms = (
+        _milliseconds(system.delivery_timestamp) if system.HasField("delivery_timestamp") else None
+    )
     kind = _kind_of(system, is_delayed=due_ms is not None)
     _check_tag(system)
     for each in system.keys:
-        if not each or KEY_SEPARATOR in each or _CONTROLS.search(each) or len(each.encode()) > limits.KEY_BYTES_MAX:
+        if (
+            not each
+            or KEY_SEPARATOR in each
+            or _CONTROLS.search(each)
+            or len(each.encode()) > limits.KEY_BYTES_MAX
+        ):
             raise Refused(
-                api.ILLEGAL_MESSAGE_KEY, f"a message key has 1 to {limits.KEY_BYTES_MAX} bytes, without spaces and control characters"
+                api.ILLEGAL_MESSAGE_KEY,
+                f"a message key has 1 to {limits.KEY_BYTES_MAX} bytes, without spaces and control characters",
             )
     return TopicMessage(
         subject_of_topic(message.topic),
@@ -217,9 +267,15 @@ def _check_tag(system: api.SystemProperties) -> None:
     tag = system.tag
     if not system.HasField("tag"):
         return
-    if not tag.strip() or "|" in tag or _CONTROLS.search(tag) or len(tag.encode()) > limits.TAG_BYTES_MAX:
+    if (
+        not tag.strip()
+        or "|" in tag
+        or _CONTROLS.search(tag)
+        or len(tag.encode()) > limits.TAG_BYTES_MAX
+    ):
         raise Refused(
-            api.ILLEGAL_MESSAGE_TAG, f"a tag has 1 to {limits.TAG_BYTES_MAX} bytes, without `|` and control characters, and is not blank"
+            api.ILLEGAL_MESSAGE_TAG,
+            f"a tag has 1 to {limits.TAG_BYTES_MAX} bytes, without `|` and control characters, and is not blank",
         )
 
 
@@ -230,21 +286,27 @@ def _kind_of(system: api.SystemProperties, *, is_delayed: bool) -> api.MessageTy
         found = api.FIFO if system.message_group else api.DELAY if is_delayed else api.NORMAL
     if found not in ORDERED_TYPES:
         raise Refused(
-            api.UNSUPPORTED, f"messages of type {name_of(api.MessageType, found)} are not supported: docs/ROCKETMQ.md lists the types"
+            api.UNSUPPORTED,
+            f"messages of type {name_of(api.MessageType, found)} are not supported: docs/ROCKETMQ.md lists the types",
         )
     is_timed = found == api.DELAY or (found == api.FIFO and is_delayed)
     if (found == api.FIFO) != bool(system.message_group) or is_timed != is_delayed:
-        what = (
-            f"type {api.MessageType.Name(found)}, message group {system.message_group!r}, {'a' if is_delayed else 'no'} delivery timestamp"
-        )
+        what = f"type {api.MessageType.Name(found)}, message group {system.message_group!r}, {'a' if is_delayed else 'no'} delivery timestamp"
         raise Refused(api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"these cannot be combined: {what}")
     return found
 
 
-def _headers_of(message: api.Message, kind: api.MessageType.ValueType, due_ms: int | None) -> dict[str, str]:
+def _headers_of(
+    message: api.Message, kind: api.MessageType.ValueType, due_ms: int | None
+) -> dict[str, str]:
     system, properties = message.system_properties, message.user_properties
     for name in properties:
-        if name.startswith((OURS, PREFIX)) or not name or name in RESERVED or _CONTROLS.search(name):
+        if (
+            name.startswith((OURS, PREFIX))
+            or not name
+            or name in RESERVED
+            or _CONTROLS.search(name)
+        ):
             raise Refused(
                 api.ILLEGAL_MESSAGE_PROPERTY_KEY,
                 f"the property {name[:64]!r}: RocketMQ's own names, those that begin with {OURS!r} or {PREFIX!r}, empty ones and those with"
@@ -271,7 +333,12 @@ def _headers_of(message: api.Message, kind: api.MessageType.ValueType, due_ms: i
 
 
 def message_for_client(
-    stored: StoredMessage, topic: api.Resource, *, is_ordered: bool, handle: str = "", invisible_ms: int = 0
+    stored: StoredMessage,
+    topic: api.Resource,
+    *,
+    is_ordered: bool,
+    handle: str = "",
+    invisible_ms: int = 0,
 ) -> api.Message:
     """Convert a stored message for a consumer."""
     headers = {name: value.decode(errors="replace") for name, value in stored.headers.items()}
@@ -307,7 +374,9 @@ def message_for_client(
         system.receipt_handle = handle
         system.invisible_duration.CopyFrom(duration_of(invisible_ms))
     properties = {name: value for name, value in headers.items() if not name.startswith(OURS)}
-    return api.Message(topic=topic, user_properties=properties, system_properties=system, body=stored.body)
+    return api.Message(
+        topic=topic, user_properties=properties, system_properties=system, body=stored.body
+    )
 
 
 def half_message_for_client(half: DelayedMessage) -> api.Message:
@@ -328,7 +397,12 @@ def half_message_for_client(half: DelayedMessage) -> api.Message:
     if TRACE in headers:
         system.trace_context = headers[TRACE]
     properties = {name: value for name, value in headers.items() if not name.startswith(OURS)}
-    return api.Message(topic=topic_of_subject(half.subject), user_properties=properties, system_properties=system, body=body)
+    return api.Message(
+        topic=topic_of_subject(half.subject),
+        user_properties=properties,
+        system_properties=system,
+        body=body,
+    )
 
 
 def timestamp_of(moment_ms: int) -> Timestamp:

@@ -27,15 +27,22 @@ class GatewayParts:
     def __init__(self, client: Client, config: GatewayConfig, clock: Clock) -> None:
         self.client, self.config = client, config
         self.catalog = TopicCatalog(
-            lambda: client.metadata, clock.monotonic_ms, creates=config.creates_topics, all_ordered=config.all_ordered
+            lambda: client.metadata,
+            clock.monotonic_ms,
+            creates=config.creates_topics,
+            all_ordered=config.all_ordered,
         )
         self.sessions = ClientSessions(clock.monotonic_ms)
         self.invisible = InvisibleMessages[HandedOut](os.urandom(GATEWAY_ID_BYTES), os.urandom)
         self._readers = GroupReaders(client, clock.monotonic_ms)
         self.sending = TopicSending(client, self.catalog, clock)
-        self.receiving = GroupReceiving(self._readers, self.catalog, self.invisible, self.sessions, config, clock)
+        self.receiving = GroupReceiving(
+            self._readers, self.catalog, self.invisible, self.sessions, config, clock
+        )
         self.pulling = GroupPulling(client, self.catalog, clock)
-        self.transactions = TopicTransactions(client, self.sessions, clock, CheckPlan(config.transactions))
+        self.transactions = TopicTransactions(
+            client, self.sessions, clock, CheckPlan(config.transactions)
+        )
 
     def sweep(self) -> None:
         """Call this from time to time."""
@@ -51,7 +58,9 @@ class GatewayParts:
 class GatewayIdentities:
     """The parts of each access key, made at its first call. `connect` makes a client with a token."""
 
-    def __init__(self, connect: Callable[[str], Client], config: GatewayConfig, clock: Clock) -> None:
+    def __init__(
+        self, connect: Callable[[str], Client], config: GatewayConfig, clock: Clock
+    ) -> None:
         self._connect, self._config, self._clock = connect, config, clock
         self._parts: dict[str, GatewayParts] = {}
 
@@ -59,7 +68,9 @@ class GatewayIdentities:
         """The parts of the identity. Raises InvalidArgument for an impossible token."""
         found = self._parts.get(keys.access_key)
         if found is None:
-            found = self._parts[keys.access_key] = GatewayParts(self._connect(keys.token), self._config, self._clock)
+            found = self._parts[keys.access_key] = GatewayParts(
+                self._connect(keys.token), self._config, self._clock
+            )
         return found
 
     @property

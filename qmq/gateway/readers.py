@@ -56,7 +56,11 @@ class _Kept:
 class GroupReaders:
     """Makes, finds and closes the readers. `client` makes their consumers."""
 
-    def __init__(self, client: Client, monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
+    def __init__(
+        self,
+        client: Client,
+        monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+    ) -> None:
         self._client, self._monotonic_ms = client, monotonic_ms
         self._readers: dict[ReaderKey, _Kept] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -64,7 +68,9 @@ class GroupReaders:
     def __len__(self) -> int:
         return len(self._readers)
 
-    async def receive(self, key: ReaderKey, messages_max: int, wait_s: float) -> tuple[GroupReading, Sequence[AnyMessage]]:
+    async def receive(
+        self, key: ReaderKey, messages_max: int, wait_s: float
+    ) -> tuple[GroupReading, Sequence[AnyMessage]]:
         """Wait up to `wait_s` for at most `messages_max` messages, with their reading; returns none if none came. Raises QmqError."""
         until_ms = self._monotonic_ms() + int(wait_s * 1000)
         with self._asking(key) as reading:
@@ -93,7 +99,10 @@ class GroupReaders:
         The broker compares tags and conditions of an unordered subject for all gateways and clients. Raises InvalidArgument.
         """
         for other in self._readers:
-            if (other.subject, other.group) == (key.subject, key.group) and other.wanted != key.wanted:
+            if (other.subject, other.group) == (
+                key.subject,
+                key.group,
+            ) and other.wanted != key.wanted:
                 raise InvalidArgument(
                     f"group {key.group!r} reads {other.wanted} of {key.subject!r}, and this client asks for {key.wanted}: all clients of a "
                     f"group need the same filter expression. Use another group, or stop the others: {CLOSE_MS // 1000} s after their last "
@@ -107,10 +116,22 @@ class GroupReaders:
         if key.is_ordered:
             condition = str(key.wanted) if key.wanted != MessageFilter() else ""
             return OrderedReading(
-                self._client, key.subject, key.group, wants=key.wanted.wants, attempts_max=ATTEMPTS_MAX, condition=condition
+                self._client,
+                key.subject,
+                key.group,
+                wants=key.wanted.wants,
+                attempts_max=ATTEMPTS_MAX,
+                condition=condition,
             )
         wants = key.wanted.wants if key.wanted.sql else None
-        return PlainReading(self._client, key.subject, key.group, tags_any=key.wanted.tags, wants=wants, condition=key.wanted.sql)
+        return PlainReading(
+            self._client,
+            key.subject,
+            key.group,
+            tags_any=key.wanted.tags,
+            wants=wants,
+            condition=key.wanted.sql,
+        )
 
     def tidy(self) -> None:
         """Pause or close the readers that no client waits for. The sweep of the gateway calls this regularly."""

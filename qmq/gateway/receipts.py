@@ -70,7 +70,9 @@ class ReceiptHandle:
         try:
             return cls(*_HANDLE.unpack(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))))
         except (ValueError, struct.error, binascii.Error):
-            raise Refused(api.INVALID_RECEIPT_HANDLE, "this is not a receipt handle of QMQ's gateway") from None
+            raise Refused(
+                api.INVALID_RECEIPT_HANDLE, "this is not a receipt handle of QMQ's gateway"
+            ) from None
 
 
 class InvisibleMessages(Generic[_M]):
@@ -88,12 +90,30 @@ class InvisibleMessages(Generic[_M]):
         return len(self._messages)
 
     def add(
-        self, message: _M, subject: str, group: str, client_id: str, *, now_ms: int, invisible_ms: int, renews_until_ms: int = 0
+        self,
+        message: _M,
+        subject: str,
+        group: str,
+        client_id: str,
+        *,
+        now_ms: int,
+        invisible_ms: int,
+        renews_until_ms: int = 0,
     ) -> InvisibleMessage[_M]:
         """Record that a message was handed out."""
         number, self._next = self._next, self._next + 1
         secret = self._random_bytes(SECRET_BYTES)
-        found = InvisibleMessage(message, subject, group, client_id, number, secret, now_ms + invisible_ms, invisible_ms, renews_until_ms)
+        found = InvisibleMessage(
+            message,
+            subject,
+            group,
+            client_id,
+            number,
+            secret,
+            now_ms + invisible_ms,
+            invisible_ms,
+            renews_until_ms,
+        )
         self._messages[number] = found
         heappush(self._ends, (found.until_ms, number))
         return found
@@ -106,10 +126,20 @@ class InvisibleMessages(Generic[_M]):
         """Find the message of a handle. Raises Refused."""
         handle = ReceiptHandle.parse(text)
         held = self._messages.get(handle.number) if handle.gateway_id == self.gateway_id else None
-        is_right = held is not None and hmac.compare_digest(held.secret, handle.secret) and held.change == handle.change
-        if held is None or not is_right or (held.subject, held.group) != (subject, group) or held.until_ms <= now_ms:
+        is_right = (
+            held is not None
+            and hmac.compare_digest(held.secret, handle.secret)
+            and held.change == handle.change
+        )
+        if (
+            held is None
+            or not is_right
+            or (held.subject, held.group) != (subject, group)
+            or held.until_ms <= now_ms
+        ):
             raise Refused(
-                api.INVALID_RECEIPT_HANDLE, "the message's invisible time has ended, or was changed: the message is received again"
+                api.INVALID_RECEIPT_HANDLE,
+                "the message's invisible time has ended, or was changed: the message is received again",
             )
         return held
 
@@ -124,7 +154,9 @@ class InvisibleMessages(Generic[_M]):
         """Remove a settled message."""
         self._messages.pop(held.number, None)
 
-    def remove_over(self, now_ms: int, is_alive: Callable[[str], bool]) -> list[InvisibleMessage[_M]]:
+    def remove_over(
+        self, now_ms: int, is_alive: Callable[[str], bool]
+    ) -> list[InvisibleMessage[_M]]:
         """Remove and return the messages whose time has ended. If the client is alive, a message with renewal gets a new time instead."""
         over = []
         while self._ends and self._ends[0][0] <= now_ms:
@@ -142,7 +174,11 @@ class InvisibleMessages(Generic[_M]):
 
     def remove_of_client(self, client_id: str, group: str) -> list[InvisibleMessage[_M]]:
         """Remove and return the messages that a client of a group holds."""
-        found = [each for each in self._messages.values() if each.client_id == client_id and each.group == group]
+        found = [
+            each
+            for each in self._messages.values()
+            if each.client_id == client_id and each.group == group
+        ]
         for each in found:
             del self._messages[each.number]
         return found

@@ -35,7 +35,13 @@ from qmq.errors import InvalidArgument, OrderMismatch, QmqError, UnknownGroup, U
 from qmq.gateway.clients import ClientSessions
 from qmq.gateway.config import LONG_POLL_MS, GatewayConfig
 from qmq.gateway.filters import filter_of_request
-from qmq.gateway.messages import group_of_resource, length_ms, message_for_client, subject_of_topic, timestamp_of
+from qmq.gateway.messages import (
+    group_of_resource,
+    length_ms,
+    message_for_client,
+    subject_of_topic,
+    timestamp_of,
+)
 from qmq.gateway.readers import GroupReaders, HandedOut, ReaderKey
 from qmq.gateway.receipts import InvisibleMessage, InvisibleMessages
 from qmq.gateway.status import OK, Refused, joined_status, status_of_failure
@@ -74,7 +80,12 @@ class GroupReceiving:
         clock: Clock,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._readers, self._catalog, self._invisible, self._sessions = readers, catalog, invisible, sessions
+        self._readers, self._catalog, self._invisible, self._sessions = (
+            readers,
+            catalog,
+            invisible,
+            sessions,
+        )
         self._config, self._clock, self._sleep = config, clock, sleep
 
     # --- receiving -----------------------------------------------------------------------------------------------------
@@ -99,13 +110,20 @@ class GroupReceiving:
                 if message is not None:
                     yield calls.ReceiveMessageResponse(message=message)
                 sent += 1
-            yield calls.ReceiveMessageResponse(delivery_timestamp=timestamp_of(self._clock.time_ms()))
+            yield calls.ReceiveMessageResponse(
+                delivery_timestamp=timestamp_of(self._clock.time_ms())
+            )
         finally:
             for each in held[sent:]:  # the client has disconnected, and never saw these
                 self._give_back(each)
 
-    async def _receive(self, request: calls.ReceiveMessageRequest, client_id: str, remaining_s: float | None) -> tuple[list[Held], Topic]:
-        subject, group = subject_of_topic(request.message_queue.topic), group_of_resource(request.group)
+    async def _receive(
+        self, request: calls.ReceiveMessageRequest, client_id: str, remaining_s: float | None
+    ) -> tuple[list[Held], Topic]:
+        subject, group = (
+            subject_of_topic(request.message_queue.topic),
+            group_of_resource(request.group),
+        )
         wanted = filter_of_request(request.filter_expression)
         invisible_ms, renews_ms = self._invisible_ms(request)
         if request.batch_size < 1:
@@ -116,7 +134,9 @@ class GroupReceiving:
         key = ReaderKey(subject, group, wanted, topic.is_ordered)
         left_s = max(until_ms - self._clock.monotonic_ms(), 0) / 1000
         try:
-            reading, messages = await self._readers.receive(key, min(request.batch_size, BATCH_MAX), left_s)
+            reading, messages = await self._readers.receive(
+                key, min(request.batch_size, BATCH_MAX), left_s
+            )
         except UnknownSubject:
             self._catalog.forget(subject)
             raise
@@ -141,9 +161,15 @@ class GroupReceiving:
         """Wait until the topic exists, and return it: consumers may come before the first message. Raises Refused."""
         while (found := await self._catalog.find(subject)) is None:
             if not self._catalog.creates:
-                raise Refused(api.TOPIC_NOT_FOUND, f"there is no topic {subject!r}: create it with `qmq subject create`")
+                raise Refused(
+                    api.TOPIC_NOT_FOUND,
+                    f"there is no topic {subject!r}: create it with `qmq subject create`",
+                )
             if self._clock.monotonic_ms() + LOOK_S * 1000 > until_ms:
-                raise Refused(api.MESSAGE_NOT_FOUND, f"there is no topic {subject!r} yet: its first message creates it")
+                raise Refused(
+                    api.MESSAGE_NOT_FOUND,
+                    f"there is no topic {subject!r} yet: its first message creates it",
+                )
             await self._sleep(LOOK_S)
         return found
 
@@ -156,10 +182,15 @@ class GroupReceiving:
     def _checked_ms(self, duration: Duration) -> int:
         found, least, most = length_ms(duration), self._config.invisible_ms_min, INVISIBLE_MS_MAX
         if not least <= found <= most:
-            raise Refused(api.ILLEGAL_INVISIBLE_TIME, f"an invisible time is {least / 1000:g} to {most / 1000:g} s, not {found / 1000} s")
+            raise Refused(
+                api.ILLEGAL_INVISIBLE_TIME,
+                f"an invisible time is {least / 1000:g} to {most / 1000:g} s, not {found / 1000} s",
+            )
         return found
 
-    def _message(self, held: Held, request: calls.ReceiveMessageRequest, topic: Topic) -> api.Message | None:
+    def _message(
+        self, held: Held, request: calls.ReceiveMessageRequest, topic: Topic
+    ) -> api.Message | None:
         """The message for the client; None for one that cannot be converted. That one has failed this attempt, and the others go on."""
         handed = held.message
         try:
@@ -183,9 +214,13 @@ class GroupReceiving:
     async def ack(self, request: calls.AckMessageRequest) -> calls.AckMessageResponse:
         """Acknowledge the messages of all entries. Each entry has its own status."""
         entries = await serve_entries(lambda each: self._ack(each, request), request.entries)
-        return calls.AckMessageResponse(status=joined_status([each.status for each in entries]), entries=entries)
+        return calls.AckMessageResponse(
+            status=joined_status([each.status for each in entries]), entries=entries
+        )
 
-    async def _ack(self, entry: calls.AckMessageEntry, request: calls.AckMessageRequest) -> calls.AckMessageResultEntry:
+    async def _ack(
+        self, entry: calls.AckMessageEntry, request: calls.AckMessageRequest
+    ) -> calls.AckMessageResultEntry:
         try:
             held = self._find(entry.receipt_handle, request)
             self._settled(held)
@@ -193,9 +228,13 @@ class GroupReceiving:
             status = OK
         except Exception as failure:
             status = status_of_failure(failure)
-        return calls.AckMessageResultEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status)
+        return calls.AckMessageResultEntry(
+            message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
+        )
 
-    def change_time(self, request: calls.ChangeInvisibleDurationRequest) -> calls.ChangeInvisibleDurationResponse:
+    def change_time(
+        self, request: calls.ChangeInvisibleDurationRequest
+    ) -> calls.ChangeInvisibleDurationResponse:
         """Make a message invisible for the given time from now on; after that time it is delivered again."""
         try:
             held = self._find(request.receipt_handle, request)
@@ -203,12 +242,18 @@ class GroupReceiving:
             if invisible_ms < 0:
                 raise Refused(api.ILLEGAL_INVISIBLE_TIME, "an invisible time is not negative")
             held.message.counts_no_attempt = request.suspend
-            self._invisible.change_time(held, now_ms=self._clock.monotonic_ms(), invisible_ms=invisible_ms)
+            self._invisible.change_time(
+                held, now_ms=self._clock.monotonic_ms(), invisible_ms=invisible_ms
+            )
         except Exception as failure:
             return calls.ChangeInvisibleDurationResponse(status=status_of_failure(failure))
-        return calls.ChangeInvisibleDurationResponse(status=OK, receipt_handle=str(self._invisible.handle(held)))
+        return calls.ChangeInvisibleDurationResponse(
+            status=OK, receipt_handle=str(self._invisible.handle(held))
+        )
 
-    def forward(self, request: calls.ForwardMessageToDeadLetterQueueRequest) -> calls.ForwardMessageToDeadLetterQueueResponse:
+    def forward(
+        self, request: calls.ForwardMessageToDeadLetterQueueRequest
+    ) -> calls.ForwardMessageToDeadLetterQueueResponse:
         """Move a message to the dead letters at the client's request."""
         try:
             held = self._find(request.receipt_handle, request)
@@ -222,7 +267,9 @@ class GroupReceiving:
     def _find(
         self,
         handle: str,
-        request: calls.AckMessageRequest | calls.ChangeInvisibleDurationRequest | calls.ForwardMessageToDeadLetterQueueRequest,
+        request: calls.AckMessageRequest
+        | calls.ChangeInvisibleDurationRequest
+        | calls.ForwardMessageToDeadLetterQueueRequest,
     ) -> Held:
         subject, group = subject_of_topic(request.topic), group_of_resource(request.group)
         return self._invisible.find(handle, subject, group, self._clock.monotonic_ms())
@@ -235,7 +282,9 @@ class GroupReceiving:
 
     def sweep(self) -> None:
         """Release the messages whose invisible time has ended."""
-        for held in self._invisible.remove_over(self._clock.monotonic_ms(), self._sessions.is_alive):
+        for held in self._invisible.remove_over(
+            self._clock.monotonic_ms(), self._sessions.is_alive
+        ):
             held.message.reading.settled()
             self._retry(held)
 
@@ -253,7 +302,12 @@ class GroupReceiving:
             else:
                 fail(handed.message, delay, TIME_OVER)
         except QmqError as failure:
-            log.warning("a message of %s could not be given back to group %s: %s", held.subject, held.group, failure)
+            log.warning(
+                "a message of %s could not be given back to group %s: %s",
+                held.subject,
+                held.group,
+                failure,
+            )
 
     def _give_back(self, held: Held) -> None:
         self._settled(held)
@@ -319,7 +373,9 @@ class GroupPulling:
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
-    async def pull(self, request: calls.PullMessageRequest, remaining_s: float | None) -> AsyncGenerator[calls.PullMessageResponse, None]:
+    async def pull(
+        self, request: calls.PullMessageRequest, remaining_s: float | None
+    ) -> AsyncGenerator[calls.PullMessageResponse, None]:
         """Yields the status, the messages and the next offset; without messages, a status that says so and the next offset."""
         try:
             page = await self._pull(request, remaining_s)
@@ -332,13 +388,19 @@ class GroupPulling:
             try:
                 message = message_for_client(each, request.message_queue.topic, is_ordered=False)
             except Exception:
-                log.exception("message %s of %s cannot be given to a pull consumer: it is left out", each.id, each.subject)
+                log.exception(
+                    "message %s of %s cannot be given to a pull consumer: it is left out",
+                    each.id,
+                    each.subject,
+                )
                 continue
             message.system_properties.queue_id = request.message_queue.id
             yield calls.PullMessageResponse(message=message)
         yield calls.PullMessageResponse(next_offset=page.next_offset)
 
-    async def _pull(self, request: calls.PullMessageRequest, remaining_s: float | None) -> PulledPage:
+    async def _pull(
+        self, request: calls.PullMessageRequest, remaining_s: float | None
+    ) -> PulledPage:
         group_of_resource(request.group)
         wanted = filter_of_request(request.filter_expression)
         if request.batch_size < 1:
@@ -353,7 +415,9 @@ class GroupPulling:
         next_offset, size = request.offset, 0
         while True:
             async with aclosing(
-                self._client.browse(queue.subject, sequences=(next_offset, None), broker_group=queue.broker_group)  # type: ignore[type-var]
+                self._client.browse(
+                    queue.subject, sequences=(next_offset, None), broker_group=queue.broker_group
+                )  # type: ignore[type-var]
             ) as messages:
                 async for each in messages:
                     if wanted.wants(each):
@@ -371,10 +435,15 @@ class GroupPulling:
     async def update(self, request: calls.UpdateOffsetRequest) -> calls.UpdateOffsetResponse:
         """Mark everything before the offset as done for the group, and everything from the offset on as not done."""
         try:
-            queue, group = await self._queue(request.message_queue), group_of_resource(request.group)
+            queue, group = (
+                await self._queue(request.message_queue),
+                group_of_resource(request.group),
+            )
             await self._move(queue, group, request.offset)
         except InvalidArgument as failure:
-            return calls.UpdateOffsetResponse(status=api.Status(code=api.ILLEGAL_OFFSET, message=failure.message))
+            return calls.UpdateOffsetResponse(
+                status=api.Status(code=api.ILLEGAL_OFFSET, message=failure.message)
+            )
         except Exception as failure:
             return calls.UpdateOffsetResponse(status=status_of_failure(failure))
         return calls.UpdateOffsetResponse(status=OK)
@@ -388,7 +457,9 @@ class GroupPulling:
             await self._found(queue, group, offset)
 
     async def _reset(self, queue: PulledQueue, group: str, offset: int) -> None:
-        await self._client.metadata.reset_group(queue.subject, group, sequence=offset, broker_group=queue.broker_group, directly=False)
+        await self._client.metadata.reset_group(
+            queue.subject, group, sequence=offset, broker_group=queue.broker_group, directly=False
+        )
 
     async def _found(self, queue: PulledQueue, group: str, offset: int) -> None:
         """Create the group if it does not exist: a group begins when its first consumer attaches, so a paused consumer attaches here."""
@@ -401,23 +472,33 @@ class GroupPulling:
                     return await self._reset(queue, group, offset)
                 except UnknownGroup:
                     await self._sleep(FOUNDING_S)
-            raise Refused(api.PROXY_TIMEOUT, f"group {group!r} could not start on broker group {queue.broker_group!r} in time: try again")
+            raise Refused(
+                api.PROXY_TIMEOUT,
+                f"group {group!r} could not start on broker group {queue.broker_group!r} in time: try again",
+            )
         finally:
             await consumer.close()
 
     async def get(self, request: calls.GetOffsetRequest) -> calls.GetOffsetResponse:
         """The offset of a group on a queue."""
         try:
-            queue, group = await self._queue(request.message_queue), group_of_resource(request.group)
+            queue, group = (
+                await self._queue(request.message_queue),
+                group_of_resource(request.group),
+            )
             described = await self._client.metadata.describe_groups(queue.subject, group)
-            found = next((each for each in described if each.broker_group == queue.broker_group), None)
+            found = next(
+                (each for each in described if each.broker_group == queue.broker_group), None
+            )
         except (UnknownGroup, OrderMismatch):
             found = None
         except Exception as failure:
             return calls.GetOffsetResponse(status=status_of_failure(failure))
         if found is None:
             return calls.GetOffsetResponse(
-                status=api.Status(code=api.OFFSET_NOT_FOUND, message="the group has no offset on this queue yet")
+                status=api.Status(
+                    code=api.OFFSET_NOT_FOUND, message="the group has no offset on this queue yet"
+                )
             )
         return calls.GetOffsetResponse(status=OK, offset=found.settled_before)
 
@@ -426,7 +507,9 @@ class GroupPulling:
         try:
             queue = await self._queue(request.message_queue)
             found = await self._client.metadata.find_time(queue.subject, _time_ms(request))
-            offset = next(each.to_sequence for each in found if each.broker_group == queue.broker_group)
+            offset = next(
+                each.to_sequence for each in found if each.broker_group == queue.broker_group
+            )
         except StopIteration:
             return calls.QueryOffsetResponse(status=OK, offset=0)  # nothing was stored there yet
         except Exception as failure:
@@ -438,11 +521,19 @@ class GroupPulling:
         subject = subject_of_topic(asked.topic)
         topic = await self._catalog.find(subject)
         if topic is None:
-            raise UnknownSubject(f"there is no topic {subject!r}: create it with `qmq subject create`")
+            raise UnknownSubject(
+                f"there is no topic {subject!r}: create it with `qmq subject create`"
+            )
         if topic.is_ordered:
-            raise Refused(api.UNSUPPORTED, f"topic {subject!r} is ordered: its partitions change, so receive from it, and do not pull")
+            raise Refused(
+                api.UNSUPPORTED,
+                f"topic {subject!r} is ordered: its partitions change, so receive from it, and do not pull",
+            )
         if asked.broker.name not in topic.broker_groups:
-            raise Refused(api.BAD_REQUEST, f"topic {subject!r} has no queue at {asked.broker.name!r}: ask QueryRoute for its queues")
+            raise Refused(
+                api.BAD_REQUEST,
+                f"topic {subject!r} has no queue at {asked.broker.name!r}: ask QueryRoute for its queues",
+            )
         return PulledQueue(subject, asked.broker.name)
 
 

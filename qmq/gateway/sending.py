@@ -35,9 +35,24 @@ from typing import Final
 from qmq.client.client import Client
 from qmq.client.producing.delayed import DelayedMessage, DelayedProducer, time_ms
 from qmq.client.producing.receipts import Receipt
-from qmq.errors import CallerError, InvalidArgument, MessageNotFound, OrderMismatch, QmqError, TooLate, UnknownSubject
+from qmq.errors import (
+    CallerError,
+    InvalidArgument,
+    MessageNotFound,
+    OrderMismatch,
+    QmqError,
+    TooLate,
+    UnknownSubject,
+)
 from qmq.gateway.clients import ClientSessions, TelemetryStream
-from qmq.gateway.messages import CHECK_AFTER_MS, TYPE, TopicMessage, half_message_for_client, message_from_client, subject_of_topic
+from qmq.gateway.messages import (
+    CHECK_AFTER_MS,
+    TYPE,
+    TopicMessage,
+    half_message_for_client,
+    message_from_client,
+    subject_of_topic,
+)
 from qmq.gateway.status import OK, Refused, joined_status, status_of_failure
 from qmq.gateway.topics import Topic, TopicCatalog, serve_entries
 from qmq.limits import BODY_BYTES_MAX
@@ -75,13 +90,19 @@ def outcome_before(found: DelayedMessage) -> api.TransactionResolution.ValueType
     transaction.
     """
     if found.headers.get(TYPE) != b"TRANSACTION":
-        raise Refused(api.INVALID_TRANSACTION_ID, f"{found.id} is a delayed message, not a transaction")
+        raise Refused(
+            api.INVALID_TRANSACTION_ID, f"{found.id} is a delayed message, not a transaction"
+        )
     if found.state == "half":
         return api.TRANSACTION_RESOLUTION_UNSPECIFIED
     return api.ROLLBACK if found.state == "cancelled" else api.COMMIT
 
 
-def check_decision(wanted: api.TransactionResolution.ValueType, before: api.TransactionResolution.ValueType, transaction_id: str) -> bool:
+def check_decision(
+    wanted: api.TransactionResolution.ValueType,
+    before: api.TransactionResolution.ValueType,
+    transaction_id: str,
+) -> bool:
     """True if the decision still has to be carried out. Raises Refused if the opposite was decided, or if no decision is given."""
     if wanted not in (api.COMMIT, api.ROLLBACK):
         raise Refused(api.BAD_REQUEST, "a transaction ends with COMMIT or ROLLBACK")
@@ -120,8 +141,13 @@ class CheckPlan:
 
     def is_time(self, half: DelayedMessage, wall_ms: int, now_ms: int) -> bool:
         """True if the transaction is old enough, by the wall clock or since this gateway saw it, and its next check is due."""
-        age_ms = max(wall_ms - time_ms(half.create_time), now_ms - self._seen_ms.setdefault(half.id, now_ms))
-        return age_ms >= first_check_ms(half, self.timing.first_check_ms) and self._checks.get(half.id, (0, now_ms))[1] <= now_ms
+        age_ms = max(
+            wall_ms - time_ms(half.create_time), now_ms - self._seen_ms.setdefault(half.id, now_ms)
+        )
+        return (
+            age_ms >= first_check_ms(half, self.timing.first_check_ms)
+            and self._checks.get(half.id, (0, now_ms))[1] <= now_ms
+        )
 
     def is_over(self, half: DelayedMessage) -> bool:
         """True if the transaction has had its last check."""
@@ -160,7 +186,9 @@ CHECKS_AT_ONCE: Final = 10_000
 class TopicTransactions:
     """Decides the transactions of one gateway."""
 
-    def __init__(self, client: Client, sessions: ClientSessions, clock: Clock, plan: CheckPlan) -> None:
+    def __init__(
+        self, client: Client, sessions: ClientSessions, clock: Clock, plan: CheckPlan
+    ) -> None:
         self._client, self._sessions, self._clock, self._plan = client, sessions, clock, plan
         self._places = asyncio.Semaphore(ASKED_AT_ONCE)
 
@@ -169,35 +197,51 @@ class TopicTransactions:
     async def end(self, request: calls.EndTransactionRequest) -> calls.EndTransactionResponse:
         """Commit or roll back a transaction. A repeated call changes nothing."""
         try:
-            await self._decide(subject_of_topic(request.topic), request.transaction_id, request.resolution)
+            await self._decide(
+                subject_of_topic(request.topic), request.transaction_id, request.resolution
+            )
         except Exception as failure:
             return calls.EndTransactionResponse(status=status_of_failure(failure))
         return calls.EndTransactionResponse(status=OK)
 
-    async def _decide(self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType) -> None:
+    async def _decide(
+        self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType
+    ) -> None:
         if not await self._is_open(subject, transaction_id, wanted):
             return
         try:
-            await (self._commit(transaction_id) if wanted == api.COMMIT else self._client.delayed.cancel(transaction_id))
+            await (
+                self._commit(transaction_id)
+                if wanted == api.COMMIT
+                else self._client.delayed.cancel(transaction_id)
+            )
         except TooLate as failure:
             # Another call decided in between, or the transaction timed out: the log says which.
             if await self._is_open(subject, transaction_id, wanted):
                 raise Refused(
-                    api.INVALID_TRANSACTION_ID, f"transaction {transaction_id} is being rolled back: no decision came in time"
+                    api.INVALID_TRANSACTION_ID,
+                    f"transaction {transaction_id} is being rolled back: no decision came in time",
                 ) from failure
 
     async def _commit(self, transaction_id: str) -> None:
         """The half message's own time is in the past by the delay group's clock; this machine's clock may be wrong."""
-        await self._client.delayed.move(transaction_id, time_of(DelayedId.parse(transaction_id).append_ms))
+        await self._client.delayed.move(
+            transaction_id, time_of(DelayedId.parse(transaction_id).append_ms)
+        )
 
-    async def _is_open(self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType) -> bool:
+    async def _is_open(
+        self, subject: str, transaction_id: str, wanted: api.TransactionResolution.ValueType
+    ) -> bool:
         """True if the transaction has no decision yet. Raises Refused if the opposite was decided, or if there is no such transaction."""
         try:
             found = await self._client.delayed.show(transaction_id)
         except (InvalidArgument, MessageNotFound) as failure:
             raise Refused(api.INVALID_TRANSACTION_ID, failure.message) from failure
         if found.subject != subject:
-            raise Refused(api.INVALID_TRANSACTION_ID, f"topic {subject!r} has no transaction {transaction_id!r}")
+            raise Refused(
+                api.INVALID_TRANSACTION_ID,
+                f"topic {subject!r} has no transaction {transaction_id!r}",
+            )
         return check_decision(wanted, outcome_before(found), transaction_id)
 
     # --- asking --------------------------------------------------------------------------------------------------------
@@ -211,16 +255,24 @@ class TopicTransactions:
         async with asyncio.TaskGroup() as checks:
             for subject in sorted(self._sessions.published):
                 try:
-                    async for each in self._client.delayed.list(subject, limit=CHECKS_AT_ONCE, is_half=True, silent={}):
+                    async for each in self._client.delayed.list(
+                        subject, limit=CHECKS_AT_ONCE, is_half=True, silent={}
+                    ):
                         halves.add(each.id)
                         await self._places.acquire()
                         checks.create_task(self._checked(each))
                 except QmqError as failure:
                     is_complete = False
-                    log.warning("transactions of topic %s without a decision could not be searched: %s", subject, failure)
+                    log.warning(
+                        "transactions of topic %s without a decision could not be searched: %s",
+                        subject,
+                        failure,
+                    )
                 except Exception:
                     is_complete = False
-                    log.exception("transactions of topic %s without a decision could not be searched", subject)
+                    log.exception(
+                        "transactions of topic %s without a decision could not be searched", subject
+                    )
         if is_complete:
             self._plan.keep_only(halves)
 
@@ -249,25 +301,44 @@ class TopicTransactions:
         try:
             whole = await self._client.delayed.show(half.id)
         except QmqError as failure:
-            log.info("half message %s could not be read, it is asked about later: %s", half.id, failure)
+            log.info(
+                "half message %s could not be read, it is asked about later: %s", half.id, failure
+            )
             return False
-        command = calls.RecoverOrphanedTransactionCommand(message=half_message_for_client(whole), transaction_id=half.id)
+        command = calls.RecoverOrphanedTransactionCommand(
+            message=half_message_for_client(whole), transaction_id=half.id
+        )
         streams = self._sessions.producers_of(half.subject)
         return bool(streams) and await self._sent(random.choice(streams), command, half)  # noqa: S311 - any will do
 
-    async def _sent(self, stream: TelemetryStream, command: calls.RecoverOrphanedTransactionCommand, half: DelayedMessage) -> bool:
+    async def _sent(
+        self,
+        stream: TelemetryStream,
+        command: calls.RecoverOrphanedTransactionCommand,
+        half: DelayedMessage,
+    ) -> bool:
         """False if gRPC did not take the command. What it took in part keeps the stream busy, so the stream is cut."""
         try:
             async with asyncio.timeout(ASK_S):
-                await stream.send(calls.TelemetryCommand(recover_orphaned_transaction_command=command))
+                await stream.send(
+                    calls.TelemetryCommand(recover_orphaned_transaction_command=command)
+                )
         except Exception as failure:  # gRPC's own errors have no common class
-            log.info("a producer of %s left, or did not read, before it could be asked: %r", half.subject, failure)
+            log.info(
+                "a producer of %s left, or did not read, before it could be asked: %r",
+                half.subject,
+                failure,
+            )
             stream.cut()
             return False
         return True
 
     async def _give_up(self, half: DelayedMessage) -> None:
-        log.warning("transaction %s of topic %s is rolled back: no producer decided it in time", half.id, half.subject)
+        log.warning(
+            "transaction %s of topic %s is rolled back: no producer decided it in time",
+            half.id,
+            half.subject,
+        )
         try:
             await self._client.delayed.cancel(half.id)
         except QmqError as failure:
@@ -285,15 +356,21 @@ class TopicSending:
     async def send(self, request: calls.SendMessageRequest) -> calls.SendMessageResponse:
         """Send the messages of a request. Each entry has its own status, in the order of the request."""
         entries = await serve_entries(self._entry, request.messages)
-        return calls.SendMessageResponse(status=joined_status([each.status for each in entries]), entries=entries)
+        return calls.SendMessageResponse(
+            status=joined_status([each.status for each in entries]), entries=entries
+        )
 
     async def _entry(self, message: api.Message) -> calls.SendResultEntry:
         try:
             found = message_from_client(message, BODY_BYTES_MAX)
             receipt = await self._send(found)
         except Exception as failure:
-            return calls.SendResultEntry(status=status_of_failure(failure), message_id=message.system_properties.message_id)
-        answer = calls.SendResultEntry(status=OK, message_id=found.message_id, offset=receipt.sequence)
+            return calls.SendResultEntry(
+                status=status_of_failure(failure), message_id=message.system_properties.message_id
+            )
+        answer = calls.SendResultEntry(
+            status=OK, message_id=found.message_id, offset=receipt.sequence
+        )
         if found.kind == api.TRANSACTION:
             answer.transaction_id = receipt.delayed_id or ""
         elif receipt.delayed_id:
@@ -328,7 +405,9 @@ class TopicSending:
         producer = self._halves.get(message.subject)
         check_recovery(int(message.headers.get(CHECK_AFTER_MS, 0)))
         if producer is None:
-            producer = self._halves[message.subject] = self._client.delayed_producer(message.subject, is_half=True)
+            producer = self._halves[message.subject] = self._client.delayed_producer(
+                message.subject, is_half=True
+            )
         if producer.full:
             await producer.drain()
         ticket = producer.send(
@@ -348,7 +427,9 @@ class TopicSending:
             message_id, delayed_id = parse_recall_handle(request.recall_handle)
             found = await self._client.delayed.show(delayed_id)
             if found.subject != subject:
-                raise MessageNotFound(f"topic {subject!r} has no delayed message with this recall handle")
+                raise MessageNotFound(
+                    f"topic {subject!r} has no delayed message with this recall handle"
+                )
             await self._client.delayed.cancel(delayed_id)
         except Exception as failure:
             return calls.RecallMessageResponse(status=status_of_failure(failure))
@@ -363,7 +444,11 @@ def recall_handle(message_id: str, delayed_id: str) -> str:
 def parse_recall_handle(text: str) -> tuple[str, str]:
     """The client's message id and the delayed id of a handle. Raises CallerError."""
     try:
-        message_id, delayed_id = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().split(" ")
+        message_id, delayed_id = (
+            base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().split(" ")
+        )
     except (ValueError, binascii.Error):
-        raise CallerError("this is not a recall handle: use the one that the send returned") from None
+        raise CallerError(
+            "this is not a recall handle: use the one that the send returned"
+        ) from None
     return message_id, delayed_id

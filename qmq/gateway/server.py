@@ -25,7 +25,15 @@ from qmq.process.event_loop import Clock, SystemClock
 from qmq.proto.rocketmq import service_pb2_grpc
 from qmq.rpc.channel import abort
 from qmq.rpc.network import NETWORK, Network, RpcPort
-from qmq.rpc.server import RequestBodies, RpcBounds, RpcListener, add_unregistered, late_stream, late_unary, rpc_server
+from qmq.rpc.server import (
+    RequestBodies,
+    RpcBounds,
+    RpcListener,
+    add_unregistered,
+    late_stream,
+    late_unary,
+    rpc_server,
+)
 from qmq.rpc.tls_network import TlsNetwork
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, RpcPeers, peer_address
@@ -118,17 +126,30 @@ class GatewayServer:
         """Serve. Raises OSError if the port is taken."""
         bounds = BOUNDS.fitting(self._network.rpc_descriptors(self._config.host))
         shares_port, takes_plaintext = self._config.shares_port, self._config.takes_plaintext
-        door = RpcListener(bounds, self._refused, self._peers, shares_port=shares_port, takes_plaintext=takes_plaintext)
+        door = RpcListener(
+            bounds,
+            self._refused,
+            self._peers,
+            shares_port=shares_port,
+            takes_plaintext=takes_plaintext,
+        )
         server = rpc_server(door, (_SignatureFirst(self._is_signed, self._peers),))
-        add_unregistered(service_pb2_grpc.add_MessagingServiceServicer_to_server, self._service, server)
+        add_unregistered(
+            service_pb2_grpc.add_MessagingServiceServicer_to_server, self._service, server
+        )
         self._served = await self._network.serve(server, self._config.host, self._config.port, door)
         self.port = self._served.port
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._sweep()), loop.create_task(self._check_transactions())]
+        self._tasks = [
+            loop.create_task(self._sweep()),
+            loop.create_task(self._check_transactions()),
+        ]
 
     def _refused(self, address: str, why: str) -> None:
         """Record that TLS did not accept a peer."""
-        self._audit.refuse(principal=str(ANONYMOUS), how="none", address=address, action="TLS handshake", on=why)
+        self._audit.refuse(
+            principal=str(ANONYMOUS), how="none", address=address, action="TLS handshake", on=why
+        )
 
     async def _sweep(self) -> None:
         while True:
@@ -152,7 +173,9 @@ class GatewayServer:
     def _looked(self, parts: GatewayParts, look: asyncio.Task[None]) -> None:
         del self._looks[parts]
         if not look.cancelled() and look.exception() is not None:
-            log.error("transactions without a decision could not be searched", exc_info=look.exception())
+            log.error(
+                "transactions without a decision could not be searched", exc_info=look.exception()
+            )
 
     async def stop(self) -> None:
         """Answer running calls for a moment, then return the messages that clients hold, and leave the groups. A cluster that cannot be
@@ -172,7 +195,9 @@ class _SignatureFirst(grpc.aio.ServerInterceptor):
     refuses it by its headers, gets None.
     """
 
-    def __init__(self, is_signed: Callable[[Mapping[str, str]], bool | None], peers: RpcPeers) -> None:
+    def __init__(
+        self, is_signed: Callable[[Mapping[str, str]], bool | None], peers: RpcPeers
+    ) -> None:
         self._is_signed, self._peers = is_signed, peers
         self._bodies = RequestBodies()
 
@@ -187,7 +212,9 @@ class _SignatureFirst(grpc.aio.ServerInterceptor):
             await abort(context, failure, "")
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
@@ -200,7 +227,11 @@ class _SignatureFirst(grpc.aio.ServerInterceptor):
             async for each in handler.unary_stream(await self._request(context), context):
                 yield each
 
-        return late_stream(handler, stream) if handler.response_streaming else late_unary(handler, unary)
+        return (
+            late_stream(handler, stream)
+            if handler.response_streaming
+            else late_unary(handler, unary)
+        )
 
 
 async def leave(*closing: Awaitable[None]) -> None:
@@ -212,7 +243,10 @@ async def leave(*closing: Awaitable[None]) -> None:
         async with asyncio.timeout(LEAVE_S):
             await asyncio.gather(*closing)
     except TimeoutError:
-        log.warning("the cluster did not answer within %g s: what clients hold is received again when its lease ends", LEAVE_S)
+        log.warning(
+            "the cluster did not answer within %g s: what clients hold is received again when its lease ends",
+            LEAVE_S,
+        )
 
 
 def tls_of(cert: Path, key: Path) -> Network:
@@ -235,10 +269,23 @@ def tls_with_own_authority(folder: Path, host: str) -> Network | None:
 
 
 CALLS: Final = Figure(
-    "qmq_gateway_calls_total", COUNTER, ("method", "language", "code"), "Calls of RocketMQ's clients, by the code of the answer."
+    "qmq_gateway_calls_total",
+    COUNTER,
+    ("method", "language", "code"),
+    "Calls of RocketMQ's clients, by the code of the answer.",
 )
-CLIENTS: Final = Figure("qmq_gateway_clients", GAUGE, (), "RocketMQ's clients that sent a call in the last two minutes, or have a stream.")
-INVISIBLE: Final = Figure("qmq_gateway_invisible_messages", GAUGE, (), "Messages that clients received and have not acknowledged.")
+CLIENTS: Final = Figure(
+    "qmq_gateway_clients",
+    GAUGE,
+    (),
+    "RocketMQ's clients that sent a call in the last two minutes, or have a stream.",
+)
+INVISIBLE: Final = Figure(
+    "qmq_gateway_invisible_messages",
+    GAUGE,
+    (),
+    "Messages that clients received and have not acknowledged.",
+)
 
 
 class GatewaySource:
@@ -250,7 +297,13 @@ class GatewaySource:
         self._server = server
 
     def read(self) -> Iterator[Reading | None]:
-        yield Reading(CALLS, [((each.call, each.language, each.code), count) for each, count in self._server.counters.counts.items()])
+        yield Reading(
+            CALLS,
+            [
+                ((each.call, each.language, each.code), count)
+                for each, count in self._server.counters.counts.items()
+            ],
+        )
         parts = self._server.all_parts
         yield one(CLIENTS, sum(each.sessions.alive for each in parts))
         yield one(INVISIBLE, sum(len(each.invisible) for each in parts))

@@ -58,7 +58,9 @@ def status_of_failure(failure: Exception) -> api.Status:
     """The status that a client gets for a failure."""
     if isinstance(failure, Refused):
         return api.Status(code=failure.code, message=failure.message)
-    code = next((code for kind, code in _CODES if isinstance(failure, kind)), api.INTERNAL_SERVER_ERROR)
+    code = next(
+        (code for kind, code in _CODES if isinstance(failure, kind)), api.INTERNAL_SERVER_ERROR
+    )
     text = str(failure) if isinstance(failure, errors.QmqError) else type(failure).__name__
     return api.Status(code=code, message=text)
 
@@ -66,10 +68,15 @@ def status_of_failure(failure: Exception) -> api.Status:
 def joined_status(statuses: Sequence[api.Status]) -> api.Status:
     """The status of a call with several entries: the entries' common status, if they all have the same code."""
     if not statuses:
-        return api.Status(code=api.BAD_REQUEST, message="the request is empty: give it at least one entry")
+        return api.Status(
+            code=api.BAD_REQUEST, message="the request is empty: give it at least one entry"
+        )
     if len({each.code for each in statuses}) == 1:
         return statuses[0]
-    return api.Status(code=api.MULTIPLE_RESULTS, message="the entries have different results: look at the status of each")
+    return api.Status(
+        code=api.MULTIPLE_RESULTS,
+        message="the entries have different results: look at the status of each",
+    )
 
 
 LANGUAGES_MAX = 32
@@ -96,7 +103,11 @@ class CallCounters:
     def note(self, call: str, language: str, code: api.Code.ValueType) -> None:
         """Count one answered call."""
         if language not in self._languages:
-            if len(self._languages) >= LANGUAGES_MAX or len(language) > LANGUAGE_CHARS_MAX or not language.isprintable():
+            if (
+                len(self._languages) >= LANGUAGES_MAX
+                or len(language) > LANGUAGE_CHARS_MAX
+                or not language.isprintable()
+            ):
                 language = OTHERS
             self._languages.add(language)
         self.counts[AnsweredCall(call, language, api.Code.Name(code))] += 1

@@ -35,7 +35,12 @@ class TopicCatalog:
     """Finds topics. With `creates`, a message to an unknown topic creates it: ordered if it has a message group, or with `all_ordered`."""
 
     def __init__(
-        self, directory: Callable[[], MetadataClient], monotonic_ms: Callable[[], int], *, creates: bool = True, all_ordered: bool = False
+        self,
+        directory: Callable[[], MetadataClient],
+        monotonic_ms: Callable[[], int],
+        *,
+        creates: bool = True,
+        all_ordered: bool = False,
     ) -> None:
         self._directory, self._monotonic_ms = directory, monotonic_ms
         self.creates, self._all_ordered = creates, all_ordered
@@ -59,11 +64,17 @@ class TopicCatalog:
         if found is not None:
             return found
         if not self.creates:
-            raise UnknownSubject(f"there is no topic {subject!r}: create it with `qmq subject create`")
+            raise UnknownSubject(
+                f"there is no topic {subject!r}: create it with `qmq subject create`"
+            )
         if not is_fifo and not self._all_ordered:
             return self._keep(subject, await self._directory().routes(subject, create=True))
-        with suppress(SubjectExists):  # another client was faster, and may have created a subject of the other kind
-            config = SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
+        with suppress(
+            SubjectExists
+        ):  # another client was faster, and may have created a subject of the other kind
+            config = SubjectConfig(
+                subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS
+            )
             await self._directory().create_subject(config, at_first_message=True)
         return self._keep(subject, await self._directory().routes(subject))
 
@@ -84,7 +95,9 @@ _Entry = TypeVar("_Entry")
 _Answer = TypeVar("_Answer")
 
 
-async def serve_entries(serve: Callable[[_Entry], Awaitable[_Answer]], entries: Sequence[_Entry]) -> list[_Answer]:
+async def serve_entries(
+    serve: Callable[[_Entry], Awaitable[_Answer]], entries: Sequence[_Entry]
+) -> list[_Answer]:
     """The answers, in the order of the entries. Most calls have one entry, which needs no separate task."""
     if len(entries) == 1:
         return [await serve(entries[0])]

@@ -44,11 +44,18 @@ class Event:
             if not self.attributes.get(name):
                 raise InvalidArgument(f"a CloudEvent needs a non-empty attribute {name!r}")
         if self.attributes["specversion"] != VERSION:
-            raise InvalidArgument(f"specversion is {VERSION!r}, not {self.attributes['specversion']!r}")
+            raise InvalidArgument(
+                f"specversion is {VERSION!r}, not {self.attributes['specversion']!r}"
+            )
         for name, value in self.attributes.items():
             if _NAME.fullmatch(name) is None:
-                raise InvalidArgument(f"an attribute's name has lower-case letters and digits: {name!r} has others")
-            if any(ord(each) < 0x20 or 0x7F <= ord(each) < 0xA0 or 0xD800 <= ord(each) < 0xE000 for each in value):
+                raise InvalidArgument(
+                    f"an attribute's name has lower-case letters and digits: {name!r} has others"
+                )
+            if any(
+                ord(each) < 0x20 or 0x7F <= ord(each) < 0xA0 or 0xD800 <= ord(each) < 0xE000
+                for each in value
+            ):
                 raise InvalidArgument(f"the attribute {name!r} has control characters")
 
     @property
@@ -58,7 +65,11 @@ class Event:
 
     def headers(self) -> dict[str, str]:
         """The headers of the message, and of HTTP in binary mode; values are percent-encoded as the specification has it."""
-        found = {PREFIX + name: quote(value, safe=_UNQUOTED) for name, value in self.attributes.items() if name != "datacontenttype"}
+        found = {
+            PREFIX + name: quote(value, safe=_UNQUOTED)
+            for name, value in self.attributes.items()
+            if name != "datacontenttype"
+        }
         if "datacontenttype" in self.attributes:
             found[CONTENT_TYPE] = self.attributes["datacontenttype"]
         return found
@@ -87,7 +98,11 @@ def is_event(headers: Mapping[str, str]) -> bool:
 
 def of_headers(headers: Mapping[str, str], data: bytes) -> Event:
     """The event of a message, or of a request in binary mode; header names are in lower case. Raises InvalidArgument."""
-    attributes = {name.removeprefix(PREFIX): unquote(value) for name, value in headers.items() if name.startswith(PREFIX)}
+    attributes = {
+        name.removeprefix(PREFIX): unquote(value)
+        for name, value in headers.items()
+        if name.startswith(PREFIX)
+    }
     if headers.get(CONTENT_TYPE):
         attributes["datacontenttype"] = headers[CONTENT_TYPE]
     return Event(attributes, data)
@@ -97,7 +112,11 @@ def of_structured(found: object) -> Event:
     """The event that a JSON object describes. Raises InvalidArgument."""
     if not isinstance(found, dict):
         raise InvalidArgument("a CloudEvent in structured mode is a JSON object")
-    attributes = {name: _text(name, value) for name, value in found.items() if name not in ("data", "data_base64") and value is not None}
+    attributes = {
+        name: _text(name, value)
+        for name, value in found.items()
+        if name not in ("data", "data_base64") and value is not None
+    }
     if "data_base64" in found:
         if "data" in found:
             raise InvalidArgument("a CloudEvent has data or data_base64, not both")
@@ -129,4 +148,6 @@ def _text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, str | int) and value != "":
         return str(value)
-    raise InvalidArgument(f"the attribute {name!r} must be a non-empty text, an integer or a boolean, not {value!r}")
+    raise InvalidArgument(
+        f"the attribute {name!r} must be a non-empty text, an integer or a boolean, not {value!r}"
+    )

@@ -20,7 +20,15 @@ from typing import Any, Final, TypeVar
 
 import qmq
 from qmq.blocking.loop_thread import LoopThread
-from qmq.errors import AccessDenied, MessageNotFound, NotConnected, SubjectExists, TooLate, UnknownGroup, UnknownSubject
+from qmq.errors import (
+    AccessDenied,
+    MessageNotFound,
+    NotConnected,
+    SubjectExists,
+    TooLate,
+    UnknownGroup,
+    UnknownSubject,
+)
 from qmq.model import SubjectConfig
 
 WAKES_READ: Final = 4096
@@ -34,7 +42,9 @@ _OPEN: Final[set[ClusterLink]] = set()
 class ClusterLink:
     """A client with its own event loop. Any thread may call its methods, which raise the client's errors."""
 
-    def __init__(self, connect: Callable[[], qmq.Client], timeout_s: float, retention_ms: int | None) -> None:
+    def __init__(
+        self, connect: Callable[[], qmq.Client], timeout_s: float, retention_ms: int | None
+    ) -> None:
         self._retention_ms = retention_ms
         self.process = os.getpid()
         """The process that opened the link: it does not work in a child."""
@@ -61,7 +71,11 @@ class ClusterLink:
                 found = await self.client.metadata.metaservers()
         except TimeoutError:
             raise NotConnected(f"no metaserver answered within {timeout_s:g} s") from None
-        failures = [each for each in found.values() if isinstance(each, qmq.QmqError) and not isinstance(each, AccessDenied)]
+        failures = [
+            each
+            for each in found.values()
+            if isinstance(each, qmq.QmqError) and not isinstance(each, AccessDenied)
+        ]
         if len(failures) == len(found):
             raise failures[0]
 
@@ -115,7 +129,11 @@ class ClusterLink:
             return
         if not self.exists(subject):
             with suppress(SubjectExists):
-                self.run(self.client.metadata.create_subject(SubjectConfig(subject, retention_ms=self._retention_ms)))
+                self.run(
+                    self.client.metadata.create_subject(
+                        SubjectConfig(subject, retention_ms=self._retention_ms)
+                    )
+                )
         self._subjects.add(subject)
 
     def exists(self, subject: str) -> bool:
@@ -137,8 +155,17 @@ class ClusterLink:
             return 0
         except UnknownGroup:  # a new group begins at the oldest message
             stored = self.run(self.client.metadata.find_subject(subject))
-            return 0 if stored is None else sum(each.next_sequence - each.start_sequence for each in stored.description.queues)
-        return sum(each.waiting + each.requeued + (each.unacked + each.dying if is_unacked else 0) for each in found)
+            return (
+                0
+                if stored is None
+                else sum(
+                    each.next_sequence - each.start_sequence for each in stored.description.queues
+                )
+            )
+        return sum(
+            each.waiting + each.requeued + (each.unacked + each.dying if is_unacked else 0)
+            for each in found
+        )
 
     def purge(self, subject: str) -> None:
         """Delete the subject's stored messages."""
@@ -165,10 +192,19 @@ class ClusterLink:
     # --- messages ------------------------------------------------------------------------------------------------------
 
     def send(
-        self, subject: str, body: bytes, headers: Mapping[str, str], *, key: str | None, tags: Iterable[str] = (), at: datetime | None
+        self,
+        subject: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        key: str | None,
+        tags: Iterable[str] = (),
+        at: datetime | None,
     ) -> None:
         """Send a message, and wait until it is stored."""
-        receipt = self.run(self.client.send(subject, body, key=key, tags=tags, headers=headers, at=at))
+        receipt = self.run(
+            self.client.send(subject, body, key=key, tags=tags, headers=headers, at=at)
+        )
         if key is not None and receipt.delayed_id is not None:
             self._delayed[key] = str(receipt.delayed_id)
             if len(self._delayed) > DELAYED_KEPT:
@@ -190,11 +226,15 @@ class ClusterLink:
     async def _cancel(self, ids: list[str], keys: set[str]) -> int:
         if keys:
             wanted = {each.encode() for each in keys}  # other programs' keys may be any bytes
-            ids += [each.id async for each in self.client.delayed.list() if each.key_bytes in wanted]
+            ids += [
+                each.id async for each in self.client.delayed.list() if each.key_bytes in wanted
+            ]
         return await self._cancel_each(ids)
 
     async def _cancel_all(self, subject: str) -> int:
-        return await self._cancel_each([each.id async for each in self.client.delayed.list(subject)])
+        return await self._cancel_each(
+            [each.id async for each in self.client.delayed.list(subject)]
+        )
 
     async def _cancel_each(self, ids: Iterable[str]) -> int:
         cancelled = 0

@@ -77,7 +77,9 @@ class DramatiqBroker(dramatiq.Broker):
         """This process's connection to the cluster. Raises ConnectionClosed."""
         with self._linking, _as_dramatiq_says():
             if self._link is None or not self._link.is_usable:
-                self._link = ClusterLink(lambda: qmq.connect(self._addresses, **self._connect), CONNECT_S, None)
+                self._link = ClusterLink(
+                    lambda: qmq.connect(self._addresses, **self._connect), CONNECT_S, None
+                )
             return self._link
 
     def subject(self, queue_name: str) -> str:
@@ -98,7 +100,9 @@ class DramatiqBroker(dramatiq.Broker):
             self.queues[queue_name] = None
             self.emit_after("declare_queue", queue_name)
 
-    def enqueue(self, message: dramatiq.Message[Any], *, delay: int | None = None) -> dramatiq.Message[Any]:
+    def enqueue(
+        self, message: dramatiq.Message[Any], *, delay: int | None = None
+    ) -> dramatiq.Message[Any]:
         """Store a message on a majority of the replicas; with a delay (milliseconds, two years at most) it is handed out later.
 
         Raises ConnectionClosed, and as `Client.send`.
@@ -107,7 +111,14 @@ class DramatiqBroker(dramatiq.Broker):
         later = None if delay is None else timedelta(milliseconds=delay)
         link = self.link
         with _as_dramatiq_says():
-            link.run(link.client.send(self.subject(message.queue_name), message.encode(), key=message.message_id, delay=later))
+            link.run(
+                link.client.send(
+                    self.subject(message.queue_name),
+                    message.encode(),
+                    key=message.message_id,
+                    delay=later,
+                )
+            )
         self.emit_after("enqueue", message, delay)
         return message
 
@@ -115,7 +126,14 @@ class DramatiqBroker(dramatiq.Broker):
         """Messages of a queue; `timeout` is in milliseconds. Raises QueueNotFound, ConnectionClosed."""
         self._check_declared(queue_name)
         with _as_dramatiq_says():
-            return QueueConsumer(self.link, self.subject(queue_name), self.group, queue_name, prefetch, timedelta(milliseconds=timeout))
+            return QueueConsumer(
+                self.link,
+                self.subject(queue_name),
+                self.group,
+                queue_name,
+                prefetch,
+                timedelta(milliseconds=timeout),
+            )
 
     def flush(self, queue_name: str) -> None:
         """Delete the messages of a queue, including delayed ones. Raises QueueNotFound, ConnectionClosed."""
@@ -149,7 +167,11 @@ class DramatiqBroker(dramatiq.Broker):
 
         with _as_dramatiq_says():
             # A running task may become a delayed one, and the reverse, so both are checked twice.
-            return link.run(is_delayed()) or bool(link.unfinished(subject, self.group)) or link.run(is_delayed())
+            return (
+                link.run(is_delayed())
+                or bool(link.unfinished(subject, self.group))
+                or link.run(is_delayed())
+            )
 
     def _check_declared(self, queue_name: str) -> None:
         if queue_name not in self.queues:
@@ -180,19 +202,36 @@ class ReceivedMessage(MessageProxy):
 class QueueConsumer(Consumer):
     """Reads a queue for one worker. One thread iterates; others may settle."""
 
-    def __init__(self, link: ClusterLink, subject: str, group: str, queue_name: str, prefetch: int, timeout: timedelta) -> None:
-        self._link, self._queue_name, self._prefetch, self._timeout = link, queue_name, prefetch, timeout
+    def __init__(
+        self,
+        link: ClusterLink,
+        subject: str,
+        group: str,
+        queue_name: str,
+        prefetch: int,
+        timeout: timedelta,
+    ) -> None:
+        self._link, self._queue_name, self._prefetch, self._timeout = (
+            link,
+            queue_name,
+            prefetch,
+            timeout,
+        )
         self._ready: deque[qmq.Message] = deque()
         self._is_draining = False
         link.ensure(subject)
         self._consumer: qmq.Consumer = link.call(
-            lambda: link.client.consumer(subject, group, ack="explicit", prefetch=prefetch, expired="skip")
+            lambda: link.client.consumer(
+                subject, group, ack="explicit", prefetch=prefetch, expired="skip"
+            )
         )
 
     def __next__(self) -> MessageProxy | None:
         if not self._ready:
             with _as_dramatiq_says():
-                self._ready.extend(self._link.run(self._consumer.pull(self._prefetch, self._timeout)))
+                self._ready.extend(
+                    self._link.run(self._consumer.pull(self._prefetch, self._timeout))
+                )
         while self._ready:
             received = self._ready.popleft()
             if self._is_draining:
@@ -210,7 +249,9 @@ class QueueConsumer(Consumer):
 
     def nack(self, message: MessageProxy) -> None:
         """Send the message to the dead-letter queue, with the error that the task raised."""
-        self._link.call_soon(_received(message).reject, message._exception or "the task was rejected")
+        self._link.call_soon(
+            _received(message).reject, message._exception or "the task was rejected"
+        )
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Return messages whose tasks have not begun. No attempt is counted."""
@@ -240,7 +281,9 @@ def decoded(body: bytes, queue_name: str) -> dramatiq.Message[Any]:
     for name, kind in _FIELDS.items():
         if not isinstance(getattr(message, name), kind):
             raise DecodeError(f"{name} is no {kind.__name__}", body, None)
-    if message.queue_name != queue_name:  # a worker looks for the consumer of the message's queue when the task has ended
+    if (
+        message.queue_name != queue_name
+    ):  # a worker looks for the consumer of the message's queue when the task has ended
         raise DecodeError("queue_name is not the queue that the message is in", body, None)
     try:
         isinstance(None, message.options.get("throws") or ())

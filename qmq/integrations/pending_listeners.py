@@ -15,14 +15,18 @@ _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 class PendingListeners:
     """Handlers in the order of their registration. `wrapped` converts a handler to the function that runs."""
 
-    def __init__(self, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda handler: handler) -> None:
+    def __init__(
+        self, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda handler: handler
+    ) -> None:
         self._wrapped = wrapped
         self._registered: list[tuple[str, Callable[..., Any], str, ListenerOptions]] = []
 
     def __len__(self) -> int:
         return len(self._registered)
 
-    def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
+    def listener(
+        self, subject: str, group: str, **options: Unpack[ListenerOptions]
+    ) -> Callable[[_Handler], _Handler]:
         """Register a function as a handler. As `Client.listener`; errors are raised by `listen_with`."""
 
         def register(handler: _Handler) -> _Handler:

@@ -56,7 +56,10 @@ def event(id: str, data: str) -> str:
 
 def position_text(positions: Positions) -> str:
     """Positions as an event's id: GROUP/PARTITION/SEQUENCE, separated by commas."""
-    return ",".join(f"{group}/{partition}/{sequence}" for (group, partition), sequence in sorted(positions.items()))
+    return ",".join(
+        f"{group}/{partition}/{sequence}"
+        for (group, partition), sequence in sorted(positions.items())
+    )
 
 
 def positions_of(text: str) -> dict[tuple[str, int], int]:
@@ -67,7 +70,9 @@ def positions_of(text: str) -> dict[tuple[str, int], int]:
         partition = whole_number(match[2].removeprefix("-"), _PARTITION_MAX) if match else None
         sequence = whole_number(match[3]) if match else None
         if match is None or partition is None or sequence is None:
-            raise InvalidArgument(f"Last-Event-ID is {text[:200]!r}, which is not an id of these events: leave it out to start now")
+            raise InvalidArgument(
+                f"Last-Event-ID is {text[:200]!r}, which is not an id of these events: leave it out to start now"
+            )
         found[match[1], -partition if match[2].startswith("-") else partition] = sequence
     return found
 
@@ -76,7 +81,12 @@ class EventIds:
     """Seals and opens the ids of one stream: of a subject, and of what `selection` chooses there."""
 
     def __init__(self, key: bytes, subject: str, selection: Mapping[str, Any]) -> None:
-        self._key, self._bound = key, json.dumps([subject, {name: _plain(value) for name, value in sorted(selection.items())}])
+        self._key, self._bound = (
+            key,
+            json.dumps(
+                [subject, {name: _plain(value) for name, value in sorted(selection.items())}]
+            ),
+        )
 
     def sealed(self, positions: Positions) -> str:
         """The id of an event after which the stream continues at `positions`."""
@@ -137,19 +147,30 @@ class QmqLifespan:
         """
         key = event_key.encode() if isinstance(event_key, str) else event_key
         if key is not None and len(key) < KEY_BYTES_MIN:
-            raise InvalidArgument(f"event_key has at least {KEY_BYTES_MIN} bytes, such as `openssl rand -hex 16` prints, not {len(key)}")
+            raise InvalidArgument(
+                f"event_key has at least {KEY_BYTES_MIN} bytes, such as `openssl rand -hex 16` prints, not {len(key)}"
+            )
         self._event_key = secrets.token_bytes() if key is None else key
-        self._addresses, self._grace, self._connect_options, self._failed = addresses, grace, connect, failed
+        self._addresses, self._grace, self._connect_options, self._failed = (
+            addresses,
+            grace,
+            connect,
+            failed,
+        )
         self._listeners = PendingListeners()
         self._client: qmq.Client | None = None
 
     def client(self) -> qmq.Client:
         """The client: a dependency for FastAPI. Raises ClientClosed before the application started and after it ended."""
         if self._client is None:
-            raise ClientClosed("the application is not running: pass this object to it as `lifespan`")
+            raise ClientClosed(
+                "the application is not running: pass this object to it as `lifespan`"
+            )
         return self._client
 
-    def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
+    def listener(
+        self, subject: str, group: str, **options: Unpack[ListenerOptions]
+    ) -> Callable[[_Handler], _Handler]:
         """Register a function as a handler, which runs as long as the application does. As `Client.listener`; errors are raised when the
         application starts.
         """
@@ -184,7 +205,9 @@ class QmqLifespan:
         request: Request,
         subject: str,
         *,
-        data: Callable[[qmq.BrowsedMessage], str] = lambda message: message.body.decode(errors="replace"),
+        data: Callable[[qmq.BrowsedMessage], str] = lambda message: message.body.decode(
+            errors="replace"
+        ),
         heartbeat: timedelta = HEARTBEAT,
         **selection: Any,
     ) -> StreamingResponse:
@@ -194,7 +217,11 @@ class QmqLifespan:
         `tags_all` of `Client.browse`. A comment every `heartbeat` keeps proxies from ending an idle stream. For an id that was not made
         for this subject and selection by `event_key`, the stream begins now, with the event `reset`. Raises as `Client.queue_ends`.
         """
-        mq, ids, last = self.client(), EventIds(self._event_key, subject, selection), request.headers.get("last-event-id", "")
+        mq, ids, last = (
+            self.client(),
+            EventIds(self._event_key, subject, selection),
+            request.headers.get("last-event-id", ""),
+        )
         positions: Positions | None = None
         if last:
             with suppress(InvalidArgument):
@@ -203,7 +230,11 @@ class QmqLifespan:
         positions = await mq.queue_ends(subject) if positions is None else positions
         messages = mq.browse(subject, follow=True, positions=positions, **selection)
         stream = _stream(messages, positions, data, heartbeat.total_seconds(), ids, first)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        return StreamingResponse(
+            stream,
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
 
 
 async def _stream(

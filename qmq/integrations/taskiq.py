@@ -13,7 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, timedelta
 from typing import Any, Final
 
-from taskiq import AckableMessage, AsyncBroker, BrokerMessage, ScheduledTask, ScheduleSource, SmartRetryMiddleware
+from taskiq import (
+    AckableMessage,
+    AsyncBroker,
+    BrokerMessage,
+    ScheduledTask,
+    ScheduleSource,
+    SmartRetryMiddleware,
+)
 from taskiq.abc.formatter import TaskiqFormatter
 from taskiq.message import TaskiqMessage
 
@@ -39,7 +46,13 @@ class QmqBroker(AsyncBroker):
     """
 
     def __init__(
-        self, addresses: str | None = None, *, subject: str = "taskiq", group: str = "taskiq", prefetch: int = 100, **connect: Any
+        self,
+        addresses: str | None = None,
+        *,
+        subject: str = "taskiq",
+        group: str = "taskiq",
+        prefetch: int = 100,
+        **connect: Any,
     ) -> None:
         """`prefetch` is the maximum number of tasks that a worker holds; `connect` are options of `qmq.connect`."""
         super().__init__()
@@ -71,15 +84,23 @@ class QmqBroker(AsyncBroker):
     async def kick(self, message: BrokerMessage) -> None:
         """Store a task on a majority of the replicas. Raises as `Client.send`."""
         delay = message.labels.get(DELAY)
-        later = None if delay is None or self._is_pause(message) else timedelta(seconds=float(delay))
+        later = (
+            None if delay is None or self._is_pause(message) else timedelta(seconds=float(delay))
+        )
         await self.mq.send(self.subject, message.message, key=message.task_id, delay=later)
 
     def _is_pause(self, message: BrokerMessage) -> bool:
         """Whether the label `delay` is that of the task's declaration, which SmartRetryMiddleware takes for the pause before a retry."""
-        if RETRIES in message.labels or not any(isinstance(each, SmartRetryMiddleware) for each in self.middlewares):
+        if RETRIES in message.labels or not any(
+            isinstance(each, SmartRetryMiddleware) for each in self.middlewares
+        ):
             return False
         task = self.find_task(message.task_name)
-        return task is not None and DELAY in task.labels and str(task.labels[DELAY]) == str(message.labels[DELAY])
+        return (
+            task is not None
+            and DELAY in task.labels
+            and str(task.labels[DELAY]) == str(message.labels[DELAY])
+        )
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Receive tasks. When the caller stops, tasks that it did not get return to the group at once; those that it got stay its own until
@@ -88,13 +109,21 @@ class QmqBroker(AsyncBroker):
         Taskiq acknowledges what it cannot run. Therefore a message that is no task goes to the dead-letter queue here, and a task that this
         worker does not know is handed out again, as after a failure: another worker may know it.
         """
-        consumer = self.mq.consumer(self.subject, self.group, ack="explicit", prefetch=self.prefetch, expired="skip")
+        consumer = self.mq.consumer(
+            self.subject, self.group, ack="explicit", prefetch=self.prefetch, expired="skip"
+        )
         try:
             async for message in consumer:
                 try:
-                    name, data = task_of(self.formatter, message.body, str(message.id) if OWN_ID in message.headers else "")
+                    name, data = task_of(
+                        self.formatter,
+                        message.body,
+                        str(message.id) if OWN_ID in message.headers else "",
+                    )
                 except InvalidArgument as failure:
-                    log.warning("message %s goes to the dead-letter queue: %s", message.id, failure.message)
+                    log.warning(
+                        "message %s goes to the dead-letter queue: %s", message.id, failure.message
+                    )
                     message.reject(failure.message)
                     continue
                 if self.find_task(name) is None:
@@ -117,7 +146,9 @@ def task_of(formatter: TaskiqFormatter, body: bytes, own_id: str = "") -> tuple[
             body = formatter.dumps(task).message
         task.parse_labels()
     except Exception as cause:  # any formatter, any body
-        raise InvalidArgument(visible(f"this is no task: {type(cause).__name__}: {cause}")) from None
+        raise InvalidArgument(
+            visible(f"this is no task: {type(cause).__name__}: {cause}")
+        ) from None
     return task.task_name, body
 
 
@@ -142,9 +173,13 @@ class QmqScheduleSource(ScheduleSource):
         Raises InvalidArgument for an `interval`, and as `Client.send`.
         """
         if schedule.interval is not None:
-            raise InvalidArgument("QMQ schedules by time or by cron, not by interval: use schedule_by_cron")
+            raise InvalidArgument(
+                "QMQ schedules by time or by cron, not by interval: use schedule_by_cron"
+            )
         if isinstance(schedule.cron_offset, timedelta):
-            raise InvalidArgument("cron_offset is the name of a time zone, such as 'Europe/Berlin', and no timedelta")
+            raise InvalidArgument(
+                "cron_offset is the name of a time zone, such as 'Europe/Berlin', and no timedelta"
+            )
         message = TaskiqMessage(
             task_id=schedule.task_id or self._broker.id_generator(),
             task_name=schedule.task_name,
@@ -156,9 +191,20 @@ class QmqScheduleSource(ScheduleSource):
         send, subject, key = self._broker.mq.send, self._broker.subject, schedule.schedule_id
         if schedule.cron is not None:
             headers = {} if schedule.task_id else {OWN_ID: ""}
-            await send(subject, body, key=key, headers=headers, cron=schedule.cron, zone=schedule.cron_offset or "UTC")
+            await send(
+                subject,
+                body,
+                key=key,
+                headers=headers,
+                cron=schedule.cron,
+                zone=schedule.cron_offset or "UTC",
+            )
         elif schedule.time is not None:
-            time = schedule.time if schedule.time.tzinfo is not None else schedule.time.replace(tzinfo=UTC)
+            time = (
+                schedule.time
+                if schedule.time.tzinfo is not None
+                else schedule.time.replace(tzinfo=UTC)
+            )
             await send(subject, body, key=key, at=time)
 
     async def delete_schedule(self, schedule_id: str) -> None:

@@ -265,8 +265,29 @@ class Close(ScheduleStruct, frozen=True, tag=int(ActionKind.CLOSE)):
 
 
 ScheduleAction = PlanAction | PlanDone | PlanVoid | Cancel | Postpone | Recur | Close
-LaneAction = LaneBegin | LaneGrant | LaneRelease | LaneDone | LaneFail | LanePark | LaneUnpark | LaneReset | LaneInherit
-ShareAction = Begin | Join | Return | PullAction | SettleAction | Leave | Reset | DeadLettered | Forget | DropQueue
+LaneAction = (
+    LaneBegin
+    | LaneGrant
+    | LaneRelease
+    | LaneDone
+    | LaneFail
+    | LanePark
+    | LaneUnpark
+    | LaneReset
+    | LaneInherit
+)
+ShareAction = (
+    Begin
+    | Join
+    | Return
+    | PullAction
+    | SettleAction
+    | Leave
+    | Reset
+    | DeadLettered
+    | Forget
+    | DropQueue
+)
 AnyAction = ShareAction | LaneAction | ScheduleAction
 """All kinds of actions in the action log."""
 
@@ -347,7 +368,11 @@ def _cut(actions: list[AnyAction], *, has_scheduled: bool) -> Iterator[ActionEnt
     payload = encode_actions(actions)
     if len(payload) <= ENTRY_BYTES_MAX or len(actions) == 1:
         yield ActionEntry(
-            payload, len(actions), tuple([each for each in actions if isinstance(each, ScheduleAction)]) if has_scheduled else ()
+            payload,
+            len(actions),
+            tuple([each for each in actions if isinstance(each, ScheduleAction)])
+            if has_scheduled
+            else (),
         )
         return
     half = len(actions) // 2

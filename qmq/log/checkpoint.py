@@ -177,10 +177,14 @@ def begin_checkpoint(store: Store) -> CheckpointPlan:
         [],
         [each for each in store.epochs if each[1] <= store.applied_index],
     )
-    projected = store.projection.begin_checkpoint(found.index) if store.projection is not None else None
+    projected = (
+        store.projection.begin_checkpoint(found.index) if store.projection is not None else None
+    )
     if projected is not None:
         found.projection = projected.state
-    return CheckpointPlan(store.disk, store.folder, store.begin_flush(), tuple(spills), found, states, projected)
+    return CheckpointPlan(
+        store.disk, store.folder, store.begin_flush(), tuple(spills), found, states, projected
+    )
 
 
 def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | None]:
@@ -193,9 +197,13 @@ def _capture(queue: Queue, expire_before_ms: int) -> tuple[QueueState, Spill | N
         persisted += index.tail_bytes // ENTRY_BYTES
     else:
         tail = index.tail
-    shares = {group: share.to_state() for group, share in queue.shares.items()} if queue.shares else {}
+    shares = (
+        {group: share.to_state() for group, share in queue.shares.items()} if queue.shares else {}
+    )
     lanes = {group: share.to_state() for group, share in queue.lanes.items()} if queue.lanes else {}
-    return QueueState(queue.to_snapshot(), queue.start_sequence, index.first, persisted, tail, shares, lanes), spill
+    return QueueState(
+        queue.to_snapshot(), queue.start_sequence, index.first, persisted, tail, shares, lanes
+    ), spill
 
 
 def end_checkpoint(store: Store, plan: CheckpointPlan) -> int:

@@ -51,7 +51,12 @@ def build_purge(queue: QueueId) -> bytes:
 def _region(queue: QueueId, says: dict[str, object]) -> bytes:
     body = json.dumps(says, sort_keys=True).encode()
     _, region = encode(
-        queue.subject.encode(), Columns([body]), producer_id=COMMAND_PRODUCER, batch_sequence=0, create_time_ms=0, partition=queue.partition
+        queue.subject.encode(),
+        Columns([body]),
+        producer_id=COMMAND_PRODUCER,
+        batch_sequence=0,
+        create_time_ms=0,
+        partition=queue.partition,
     )
     return region
 
@@ -67,4 +72,6 @@ def read(region: bytes, sequence: int) -> Sealed | QueueErasure:
                 return each
         return Sealed(sequence, found["change_id"], found["to_version"])
     except (ValueError, TypeError, KeyError) as cause:
-        raise CorruptBatch(f"the command message at sequence {sequence} cannot be read: {cause!r}") from cause
+        raise CorruptBatch(
+            f"the command message at sequence {sequence} cannot be read: {cause!r}"
+        ) from cause

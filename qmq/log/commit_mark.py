@@ -54,7 +54,16 @@ class CommitMark(NamedTuple):
 
 
 def encode(mark: CommitMark) -> bytes:
-    body = _BODY.pack(_VERSION, 0, mark.index, mark.epoch, mark.message_position, mark.action_position, mark.time_ms, 0)
+    body = _BODY.pack(
+        _VERSION,
+        0,
+        mark.index,
+        mark.epoch,
+        mark.message_position,
+        mark.action_position,
+        mark.time_ms,
+        0,
+    )
     return _HEAD.pack(_MAGIC, crc32c(body)) + body
 
 
@@ -109,8 +118,14 @@ def settle(store: Store) -> bool:
 
 
 def _names_entries_of(store: Store, mark: CommitMark) -> bool:
-    is_within = mark.index <= store.index and mark.message_position <= store.messages.end and mark.action_position <= store.actions.end
-    epochs = {mark.epoch, store.epoch_at(mark.index)} - {-1}  # -1: a history that does not go back so far
+    is_within = (
+        mark.index <= store.index
+        and mark.message_position <= store.messages.end
+        and mark.action_position <= store.actions.end
+    )
+    epochs = {mark.epoch, store.epoch_at(mark.index)} - {
+        -1
+    }  # -1: a history that does not go back so far
     return is_within and len(epochs) <= 1
 
 
@@ -123,7 +138,9 @@ def note(store: Store) -> CommitMark:
     """Make the mark to write once `store.committed_index` has reached its index."""
     messages, actions = store.applied_place()
     index = store.applied_index
-    return CommitMark(index, store.epoch_at(index), messages, actions, max(store.clock.time_ms(), 0))
+    return CommitMark(
+        index, store.epoch_at(index), messages, actions, max(store.clock.time_ms(), 0)
+    )
 
 
 class Marker:

@@ -105,7 +105,9 @@ class ConsumeLog:
 
     __slots__ = ("_disk", "_folder", "_name", "_tail", "first", "persisted")
 
-    def __init__(self, disk: Disk, folder: Path, queue: QueueId, first: int = 0, persisted: int = 0) -> None:
+    def __init__(
+        self, disk: Disk, folder: Path, queue: QueueId, first: int = 0, persisted: int = 0
+    ) -> None:
         self._disk = disk
         self._folder = folder
         self._name = digest(queue)
@@ -198,7 +200,9 @@ class ConsumeLog:
         return self._damaged(self.find_sequence(sequence), how)
 
     def _damaged(self, number: int, how: str) -> LogDamaged:
-        return LogDamaged(f"consume log {self._file(number).name} {how}: restart the broker to rebuild it")
+        return LogDamaged(
+            f"consume log {self._file(number).name} {how}: restart the broker to rebuild it"
+        )
 
     @property
     def _bad_mark(self) -> Path:
@@ -232,10 +236,14 @@ class ConsumeLog:
     def _first_where(self, column: int, value: int) -> int:
         """Number of the first entry with at least `value` in a column that never decreases; `count` if there is none."""
         in_memory = max(self.first, self.persisted)
-        if self.first < self.persisted and (not self._tail or self.entry(in_memory)[column] >= value):
+        if self.first < self.persisted and (
+            not self._tail or self.entry(in_memory)[column] >= value
+        ):
             return self._first_in_files(column, value)
         numbers = range(in_memory, self.count)
-        return in_memory + bisect_left(numbers, value, key=lambda number: self.entry(number)[column])
+        return in_memory + bisect_left(
+            numbers, value, key=lambda number: self.entry(number)[column]
+        )
 
     def _first_in_files(self, column: int, value: int) -> int:
         """Number of the first entry with at least `value` in the files; `persisted` if there is none."""

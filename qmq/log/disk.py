@@ -69,7 +69,10 @@ def sync_file_system(fd: int) -> None:
 def is_cached(fd: int, size: int, at: int) -> bool:
     """True if all pages of a part of a file are in the page cache; some of them may still be read. False where the kernel does not tell."""
     call, pages = _syscall(), _Pages()
-    if call is None or call(_CACHESTAT, fd, ctypes.byref(_Range(at, size)), ctypes.byref(pages), 0) != 0:
+    if (
+        call is None
+        or call(_CACHESTAT, fd, ctypes.byref(_Range(at, size)), ctypes.byref(pages), 0) != 0
+    ):
         return False
     wanted = (at + size - 1) // _PAGE_BYTES - at // _PAGE_BYTES + 1
     return bool(pages.cached >= wanted)
@@ -147,7 +150,9 @@ class Disk:
         size = sum(map(len, buffers))
         is_small = size <= WRITE_BYTES_MAX and len(buffers) <= _IOV_MAX
         try:
-            chunks: Iterable[Sequence[bytes | memoryview]] = (buffers,) if is_small else chunks_of(buffers)
+            chunks: Iterable[Sequence[bytes | memoryview]] = (
+                (buffers,) if is_small else chunks_of(buffers)
+            )
             for chunk in chunks:
                 size = size if is_small else sum(map(len, chunk))
                 done = os.pwritev(fd, chunk, at)
@@ -182,8 +187,19 @@ class Disk:
         end = min(at + size, self.size(fd))
         cuts = [at, *range(at - at % BLOCK_BYTES + BLOCK_BYTES, end, BLOCK_BYTES), end]
         before = self.unreadable
-        data = b"".join([self._read_block(fd, following - begin, begin) for begin, following in pairwise(cuts) if following > begin])
-        log.warning("the disk could not read %d blocks of the %d bytes of a file from byte %d on (EIO)", self.unreadable - before, size, at)
+        data = b"".join(
+            [
+                self._read_block(fd, following - begin, begin)
+                for begin, following in pairwise(cuts)
+                if following > begin
+            ]
+        )
+        log.warning(
+            "the disk could not read %d blocks of the %d bytes of a file from byte %d on (EIO)",
+            self.unreadable - before,
+            size,
+            at,
+        )
         return data
 
     def _read_block(self, fd: int, size: int, at: int) -> bytes:
@@ -227,7 +243,9 @@ class Disk:
         try:
             os.fdatasync(fd)
         except OSError as cause:
-            raise FlushFailed(f"fdatasync failed: {cause}; the broker stops, restart it to recover") from cause
+            raise FlushFailed(
+                f"fdatasync failed: {cause}; the broker stops, restart it to recover"
+            ) from cause
 
     def sync_files(self, paths: Collection[Path]) -> None:
         """As `sync`, for files whose writers closed them, and their folders. A file that was deleted meanwhile is left out.
@@ -245,7 +263,9 @@ class Disk:
             except FileNotFoundError:
                 continue
             except OSError as cause:
-                raise FlushFailed(f"{path.parent.name}/{path.name} cannot be synced: {cause}") from cause
+                raise FlushFailed(
+                    f"{path.parent.name}/{path.name} cannot be synced: {cause}"
+                ) from cause
             try:
                 self.sync(fd)
             finally:
@@ -258,7 +278,9 @@ class Disk:
         try:
             sync_file_system(fd)
         except OSError as cause:
-            raise FlushFailed(f"syncing the file system of {folder} failed: {cause}; the broker stops, restart it to recover") from cause
+            raise FlushFailed(
+                f"syncing the file system of {folder} failed: {cause}; the broker stops, restart it to recover"
+            ) from cause
         finally:
             os.close(fd)
 
@@ -352,9 +374,15 @@ class Disk:
 
 def _translated(cause: OSError, path: Path | None) -> Exception:
     if cause.errno in NO_SPACE:
-        return DiskFull(f"no space left{f' for {path.name}' if path else ''}: free some space, or shorten retention")
-    if cause.errno in SHORT_OF:  # temporary, like a full disk: the caller's request fails, and is retried
-        return DiskFull(f"the system allows no more open files{f' ({path.name})' if path else ''}: raise the limit (ulimit -n)")
+        return DiskFull(
+            f"no space left{f' for {path.name}' if path else ''}: free some space, or shorten retention"
+        )
+    if (
+        cause.errno in SHORT_OF
+    ):  # temporary, like a full disk: the caller's request fails, and is retried
+        return DiskFull(
+            f"the system allows no more open files{f' ({path.name})' if path else ''}: raise the limit (ulimit -n)"
+        )
     return cause
 
 
@@ -436,7 +464,9 @@ class FolderLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._fd)
-            raise FolderInUse(f"{folder} is used by another running broker: stop it first, or choose another folder") from None
+            raise FolderInUse(
+                f"{folder} is used by another running broker: stop it first, or choose another folder"
+            ) from None
 
     def release(self) -> None:
         """Release the folder, for another process or another store of this one."""

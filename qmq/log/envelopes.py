@@ -62,7 +62,9 @@ class Entry:
         return self.position + self.envelope.total_bytes
 
 
-def wrap(kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time_ms: int, flushed: int) -> list[bytes]:
+def wrap(
+    kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time_ms: int, flushed: int
+) -> list[bytes]:
     """Build an entry that is not a batch of messages (actions, snapshots) from its payload. `count` is stored in base_sequence.
 
     The caller cuts: a longer entry than readers take stops the process, before it is written.
@@ -72,7 +74,10 @@ def wrap(kind: Kind, payload: bytes, *, count: int, epoch: int, index: int, time
     if len(region) < 56:
         region += bytes(56 - len(region))
     total = ENVELOPE_BYTES + len(region)
-    check(total <= limits.BATCH_BYTES_MAX, f"an entry of kind {kind} with {total} bytes: no server of release 0.2 could read it")
+    check(
+        total <= limits.BATCH_BYTES_MAX,
+        f"an entry of kind {kind} with {total} bytes: no server of release 0.2 could read it",
+    )
     return [place(kind, total, crc32c(region), count, epoch, index, time_ms, flushed), region]
 
 
@@ -122,7 +127,9 @@ def walk_waiting(segments: Segments, position: int) -> Iterator[Entry]:
     return walk_bytes(segments.read_waiting, position, lambda: segments.end)
 
 
-def walk_bytes(read: Callable[[int, int], bytes], position: int, end: Callable[[], int]) -> Iterator[Entry]:
+def walk_bytes(
+    read: Callable[[int, int], bytes], position: int, end: Callable[[], int]
+) -> Iterator[Entry]:
     """Every entry from `position` to the end of what `read(position, size)` gives, checked. Raises CorruptBatch at the first bad one."""
     window = ReadWindow(read, _READ_BYTES)
     while position < end():
@@ -131,11 +138,15 @@ def walk_bytes(read: Callable[[int, int], bytes], position: int, end: Callable[[
         position = entry.end
 
 
-def walk_rising(read: Callable[[int, int], bytes], position: int, end: int, after: int) -> Iterator[Entry]:
+def walk_rising(
+    read: Callable[[int, int], bytes], position: int, end: int, after: int
+) -> Iterator[Entry]:
     """As `walk_bytes`, for entries whose indexes rise and are above `after`. Raises CorruptBatch also if they do not rise."""
     for entry in walk_bytes(read, position, lambda: end):
         if entry.envelope.index <= after:
-            raise CorruptBatch(f"the entry at {entry.position} has index {entry.envelope.index}, and one before it has {after}")
+            raise CorruptBatch(
+                f"the entry at {entry.position} has index {entry.envelope.index}, and one before it has {after}"
+            )
         after = entry.envelope.index
         yield entry
 
@@ -171,7 +182,15 @@ def begins_at(segments: Segments, begin: int, position: int) -> bool | None:
     return None
 
 
-def judge(segments: Segments, bad: int, flushed: int, cause: CorruptBatch, *, log: int = -1, trusts_envelopes: bool = True) -> None:
+def judge(
+    segments: Segments,
+    bad: int,
+    flushed: int,
+    cause: CorruptBatch,
+    *,
+    log: int = -1,
+    trusts_envelopes: bool = True,
+) -> None:
     """Return if the entry at `bad` begins a torn tail. Raises LogDamaged if the entry was flushed.
 
     `flushed` is the flushed position of the checkpoint; every segment but the last was flushed before the next began. A slave's envelopes
@@ -240,7 +259,11 @@ def _whole_entries_after(segments: Segments, bad: int) -> Iterator[Entry]:
         segment_end = segments.segment_end(segments.base_of(position))
         data = segments.read(position, min(_READ_BYTES, segment_end - position))
         yield from _found_in(segments, position, data)
-        position += max(len(data) - ENVELOPE_BYTES, ALIGN) if position + len(data) < segment_end else len(data)
+        position += (
+            max(len(data) - ENVELOPE_BYTES, ALIGN)
+            if position + len(data) < segment_end
+            else len(data)
+        )
 
 
 def _found_in(segments: Segments, position: int, data: bytes) -> Iterator[Entry]:

@@ -31,7 +31,10 @@ from qmq.wire.batch_columns import check_region
 _RUN: Final = Struct("<IIQQ")
 _CRC: Final = Struct("<I")
 _RUN_HEAD_BYTES: Final = _RUN.size + _CRC.size
-_KINDS: Final = ((Kind.DATA, Kind.SNAPSHOT, Kind.BARRIER, Kind.COMMAND), (Kind.ACTIONS, Kind.SNAPSHOT))
+_KINDS: Final = (
+    (Kind.DATA, Kind.SNAPSHOT, Kind.BARRIER, Kind.COMMAND),
+    (Kind.ACTIONS, Kind.SNAPSHOT),
+)
 """The kinds of entries of each log."""
 
 
@@ -111,7 +114,9 @@ def check_stretch(runs: list[WriteRun], after: int, last: int) -> list[list[Pend
     index, epoch = after, 0
     for entry in chain.from_iterable(found):
         if entry.envelope.index <= index or entry.envelope.epoch < epoch:
-            raise CorruptBatch(f"{(entry.envelope.epoch, entry.envelope.index)} follows {(epoch, index)}")
+            raise CorruptBatch(
+                f"{(entry.envelope.epoch, entry.envelope.index)} follows {(epoch, index)}"
+            )
         index, epoch = entry.envelope.index, entry.envelope.epoch
     if index != last:
         raise CorruptBatch(f"a stretch up to index {last} ends at {index}")
@@ -122,7 +127,11 @@ def take(store: Store, runs: list[WriteRun], found: list[list[PendingEntry]]) ->
     """Write the checked runs. Raises Diverged if nothing was written, DiskFull if a part was written: a second call writes the rest."""
     for segments in store.logs:
         segments.drop_empty()
-    rest = [(run, entries) for run, entries in zip(runs, found, strict=True) if entries[-1].envelope.index > store.index]
+    rest = [
+        (run, entries)
+        for run, entries in zip(runs, found, strict=True)
+        if entries[-1].envelope.index > store.index
+    ]
     _require_places(store.logs, [run for run, _ in rest])
     for run, entries in rest:
         segments = store.logs[run.log]
@@ -139,9 +148,13 @@ def _require_places(logs: tuple[Segments, Segments], runs: list[WriteRun]) -> No
     for run in runs:
         name = logs[run.log].folder.name
         if run.position != ends[run.log]:
-            raise Diverged(f"{name} ends at {ends[run.log]}, the master's entry lies at {run.position}")
+            raise Diverged(
+                f"{name} ends at {ends[run.log]}, the master's entry lies at {run.position}"
+            )
         if run.base not in (bases[run.log], run.position):
-            raise Diverged(f"{name}: our segment begins at {bases[run.log]}, the master's at {run.base}")
+            raise Diverged(
+                f"{name}: our segment begins at {bases[run.log]}, the master's at {run.base}"
+            )
         ends[run.log], bases[run.log] = run.position + run.size, run.base
 
 
@@ -180,7 +193,10 @@ def truncate(store: Store, index: int) -> bool:
 
 def _forget_behind(store: Store, index: int) -> None:
     store.index = index
-    store.flushed_index, store.flush_wanted = min(store.flushed_index, index), min(store.flush_wanted, index)
+    store.flushed_index, store.flush_wanted = (
+        min(store.flushed_index, index),
+        min(store.flush_wanted, index),
+    )
     store.unflushed.clear()
     store.epochs = [each for each in store.epochs if each[1] <= index]
     store.epoch = store.epochs[-1][0] if store.epochs else store.epoch

@@ -35,7 +35,18 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from qmq.errors import InvariantBroken, check
-from qmq.log.actions import Begin, Cause, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.actions import (
+    Begin,
+    Cause,
+    DeadLettered,
+    Join,
+    Leave,
+    PullAction,
+    Pulled,
+    Reset,
+    Return,
+    SettleAction,
+)
 from qmq.wire.settle_payloads import Verdict
 
 
@@ -84,7 +95,11 @@ _VERDICTS: Final = {
     Verdict.RELEASE: ShareEventKind.RELEASE,
     Verdict.DEAD: ShareEventKind.DEAD,
 }
-_CAUSES: Final = {Cause.LOST: ShareEventKind.LOST, Cause.LEFT: ShareEventKind.LEFT, Cause.AGAIN: ShareEventKind.AGAIN}
+_CAUSES: Final = {
+    Cause.LOST: ShareEventKind.LOST,
+    Cause.LEFT: ShareEventKind.LEFT,
+    Cause.AGAIN: ShareEventKind.AGAIN,
+}
 
 
 def settlement_kind(verdict: int, cause: int) -> ShareEventKind:
@@ -157,7 +172,16 @@ class Settled(NamedTuple):
 class GroupState:
     """One group's consumption of one queue."""
 
-    __slots__ = ("born_ms", "deaths", "dying", "expired", "holders", "next_sequence", "pulls", "requeued")
+    __slots__ = (
+        "born_ms",
+        "deaths",
+        "dying",
+        "expired",
+        "holders",
+        "next_sequence",
+        "pulls",
+        "requeued",
+    )
 
     def __init__(self, next_sequence: int = 0) -> None:
         self.next_sequence = next_sequence
@@ -212,19 +236,36 @@ class GroupState:
 
     def check(self) -> None:
         """Check the whole invariant: no message is in two places, none is past `next_sequence`. For tests and for loading."""
-        spans = [(item.first, item.count) for item in self.requeued] + [(item.first, item.count) for item in self.dying]
+        spans = [(item.first, item.count) for item in self.requeued] + [
+            (item.first, item.count) for item in self.dying
+        ]
         numbers = [(item.number, item.count) for item in self.dying]
-        check(all(a + n <= b for (a, n), (b, _) in pairwise(numbers)), "dead numbers that are not ascending")
+        check(
+            all(a + n <= b for (a, n), (b, _) in pairwise(numbers)),
+            "dead numbers that are not ascending",
+        )
         check(all(a + n <= self.deaths for a, n in numbers), "a dead number that was never given")
         for holder in self.holders.values():
-            check(holder.unacked == sum(item.count for item in holder.held), "another count than what is held")
+            check(
+                holder.unacked == sum(item.count for item in holder.held),
+                "another count than what is held",
+            )
             pulls = [(item.pull, item.count) for item in holder.held]
-            check(all(a + n <= b for (a, n), (b, _) in pairwise(pulls)), "pull sequences that are not ascending")
-            check(all(a + n <= holder.next_pull <= self.pulls for a, n in pulls), "a pull sequence that was never given")
+            check(
+                all(a + n <= b for (a, n), (b, _) in pairwise(pulls)),
+                "pull sequences that are not ascending",
+            )
+            check(
+                all(a + n <= holder.next_pull <= self.pulls for a, n in pulls),
+                "a pull sequence that was never given",
+            )
             spans += [(item.first, item.count) for item in holder.held]
         spans.sort()
         check(all(a + n <= b for (a, n), (b, _) in pairwise(spans)), "a message in two places")
-        check(all(n > 0 and a + n <= self.next_sequence for a, n in spans), "an empty range, or one that was never handed out")
+        check(
+            all(n > 0 and a + n <= self.next_sequence for a, n in spans),
+            "an empty range, or one that was never handed out",
+        )
         check(self.requeued == sorted(self.requeued), "what came back is out of order")
 
     # --- changing ------------------------------------------------------------------------------------------------------
@@ -248,7 +289,9 @@ class GroupState:
         """The events of a reset. Ranges that no consumer holds come last, and may contain ranges that were reported before."""
         for name, holder in self.holders.items():
             for item in holder.held:
-                yield ShareEvent(ShareEventKind.RESET, name, item.first, item.count, item.attempt, item.pull)
+                yield ShareEvent(
+                    ShareEventKind.RESET, name, item.first, item.count, item.attempt, item.pull
+                )
         for each in self.requeued:
             yield ShareEvent(ShareEventKind.RESET, "", each.first, each.count)
         for dead in self.dying:
@@ -259,18 +302,27 @@ class GroupState:
     def join(self, action: Join, events: Events = None) -> None:
         self._put_back(action.consumer, ShareEventKind.AGAIN, events)
         self.pulls = max(self.pulls, action.received + 1)
-        self.holders[action.consumer] = ShareHolder(action.incarnation, action.lease_ms, self.pulls, [])
+        self.holders[action.consumer] = ShareHolder(
+            action.incarnation, action.lease_ms, self.pulls, []
+        )
 
     def leave(self, action: Leave, events: Events = None) -> None:
-        self._put_back(action.consumer, ShareEventKind.LOST if action.expired else ShareEventKind.LEFT, events)
+        self._put_back(
+            action.consumer, ShareEventKind.LOST if action.expired else ShareEventKind.LEFT, events
+        )
         self.holders.pop(action.consumer, None)
 
     def _put_back(self, consumer: str, kind: ShareEventKind, events: Events) -> None:
         holder = self.holders.get(consumer)
         if holder is not None:
-            self._requeue([Requeued(0, item.first, item.count, item.attempt + 1) for item in holder.held])
+            self._requeue(
+                [Requeued(0, item.first, item.count, item.attempt + 1) for item in holder.held]
+            )
             if events is not None:
-                events += [ShareEvent(kind, consumer, item.first, item.count, item.attempt, item.pull) for item in holder.held]
+                events += [
+                    ShareEvent(kind, consumer, item.first, item.count, item.attempt, item.pull)
+                    for item in holder.held
+                ]
 
     def take_back(self, action: Return, events: Events = None) -> None:
         holder = self._holder(action.consumer)
@@ -278,7 +330,10 @@ class GroupState:
         self._requeue([Requeued(0, item.first, item.count, item.attempt) for item in cut])
         if events is not None:
             kind = ShareEventKind.RETURN
-            events += [ShareEvent(kind, action.consumer, item.first, item.count, item.attempt, item.pull) for item in cut]
+            events += [
+                ShareEvent(kind, action.consumer, item.first, item.count, item.attempt, item.pull)
+                for item in cut
+            ]
 
     def _holder(self, consumer: str) -> ShareHolder:
         """The consumer's holder. It must exist, because the master delivered messages to it."""
@@ -299,14 +354,18 @@ class GroupState:
             if each.attempt == EXPIRED:
                 self.expired += each.count
             elif each.count:
-                holder.held.append(HeldMessages(holder.next_pull, each.first_sequence, each.count, each.attempt))
+                holder.held.append(
+                    HeldMessages(holder.next_pull, each.first_sequence, each.count, each.attempt)
+                )
                 holder.next_pull += each.count
                 holder.unacked += each.count
         self.pulls = max(self.pulls, holder.next_pull)
 
     def _pull_events(self, action: PullAction, pull: int) -> Iterator[ShareEvent]:
         following = self.next_sequence
-        for first, count, attempt in [(each.first_sequence, each.count, each.attempt) for each in action.ranges]:
+        for first, count, attempt in [
+            (each.first_sequence, each.count, each.attempt) for each in action.ranges
+        ]:
             if first > following:
                 yield ShareEvent(ShareEventKind.PASSED, "", following, first - following)
             following = max(following, first + count)
@@ -321,7 +380,9 @@ class GroupState:
             if item.first == wanted.first_sequence:
                 del self.requeued[at]
                 if item.count > wanted.count:
-                    rest = item._replace(first=item.first + wanted.count, count=item.count - wanted.count)
+                    rest = item._replace(
+                        first=item.first + wanted.count, count=item.count - wanted.count
+                    )
                     insort(self.requeued, rest)
                 return
         raise InvariantBroken(f"{wanted} was pulled, but nothing that came back begins there")
@@ -337,7 +398,18 @@ class GroupState:
                 settled += item.count
                 if events is not None:
                     kind, error = settlement_kind(verdict, action.cause), errors.get(at, "")
-                    events.append(ShareEvent(kind, action.consumer, item.first, item.count, item.attempt, item.pull, delay_ms, error))
+                    events.append(
+                        ShareEvent(
+                            kind,
+                            action.consumer,
+                            item.first,
+                            item.count,
+                            item.attempt,
+                            item.pull,
+                            delay_ms,
+                            error,
+                        )
+                    )
                 if verdict == Verdict.NACK:
                     due = action.now_ms + delay_ms
                     back.append(Requeued(due, item.first, item.count, item.attempt + 1))
@@ -357,21 +429,40 @@ class GroupState:
             self.requeued.sort()
 
     def _die(self, item: HeldMessages, action: SettleAction, error: str) -> None:
-        self.dying.append(Dying(self.deaths, item.first, item.count, item.attempt, action.now_ms, error, action.consumer))
+        self.dying.append(
+            Dying(
+                self.deaths,
+                item.first,
+                item.count,
+                item.attempt,
+                action.now_ms,
+                error,
+                action.consumer,
+            )
+        )
         self.deaths += item.count
 
     def dead_lettered(self, action: DeadLettered, _: Events = None) -> None:
         for number, count in action.numbers:
             low = max(bisect_right(self.dying, number, key=_number_of) - 1, 0)
             high = bisect_left(self.dying, number + count, key=_number_of)
-            self.dying[low:high] = [part for item in self.dying[low:high] for part in _without(item, number, number + count)]
+            self.dying[low:high] = [
+                part
+                for item in self.dying[low:high]
+                for part in _without(item, number, number + count)
+            ]
 
     # --- keeping -------------------------------------------------------------------------------------------------------
 
     def to_state(self) -> list[Any]:
         """For checkpoint and snapshot."""
         holders = {
-            name: (holder.incarnation, holder.lease_ms, holder.next_pull, [tuple(item) for item in holder.held])
+            name: (
+                holder.incarnation,
+                holder.lease_ms,
+                holder.next_pull,
+                [tuple(item) for item in holder.held],
+            )
             for name, holder in self.holders.items()
         }
         return [
@@ -409,7 +500,11 @@ def _without(item: Dying, begin: int, end: int) -> list[Dying]:
     low = min(max(begin - item.number, 0), item.count)
     high = min(max(end - item.number, low), item.count)
     parts = ((0, low), (high, item.count))
-    return [item._replace(number=item.number + a, first=item.first + a, count=b - a) for a, b in parts if b > a]
+    return [
+        item._replace(number=item.number + a, first=item.first + a, count=b - a)
+        for a, b in parts
+        if b > a
+    ]
 
 
 def _cut_out(holder: ShareHolder, begin: int, end: int) -> list[HeldMessages]:
@@ -429,9 +524,14 @@ def _cut_out(holder: ShareHolder, begin: int, end: int) -> list[HeldMessages]:
     return removed
 
 
-def _split(item: HeldMessages, begin: int, end: int) -> tuple[list[HeldMessages], list[HeldMessages], list[HeldMessages]]:
+def _split(
+    item: HeldMessages, begin: int, end: int
+) -> tuple[list[HeldMessages], list[HeldMessages], list[HeldMessages]]:
     low = min(max(begin - item.pull, 0), item.count)
     high = min(max(end - item.pull, low), item.count)
     parts = ((0, low), (low, high), (high, item.count))
-    before, middle, after = ([HeldMessages(item.pull + a, item.first + a, b - a, item.attempt)] if b > a else [] for a, b in parts)
+    before, middle, after = (
+        [HeldMessages(item.pull + a, item.first + a, b - a, item.attempt)] if b > a else []
+        for a, b in parts
+    )
     return before, middle, after

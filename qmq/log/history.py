@@ -83,7 +83,9 @@ def standing(share: GroupState, sequence: int) -> MessageStanding:
     for dying in share.dying:
         if dying.first <= sequence < dying.first + dying.count:
             return MessageStanding(MessagePlace.DYING, dying.consumer, dying.attempt)
-    return MessageStanding(MessagePlace.NEW if sequence >= share.next_sequence else MessagePlace.DONE)
+    return MessageStanding(
+        MessagePlace.NEW if sequence >= share.next_sequence else MessagePlace.DONE
+    )
 
 
 class _OneMessageShare(GroupState):
@@ -96,7 +98,8 @@ class _OneMessageShare(GroupState):
         self._sequence = sequence
         self.pulls, self.deaths = whole.pulls, whole.deaths
         self.holders = {
-            name: ShareHolder(each.incarnation, each.lease_ms, each.next_pull, each.held) for name, each in whole.holders.items()
+            name: ShareHolder(each.incarnation, each.lease_ms, each.next_pull, each.held)
+            for name, each in whole.holders.items()
         }
         self.requeued, self.dying = whole.requeued, whole.dying
         self.narrow()
@@ -105,9 +108,13 @@ class _OneMessageShare(GroupState):
         """Drop the ranges without the message that the last action brought."""
         at = self._sequence
         for holder in self.holders.values():
-            holder.held = [each for each in holder.held if each.first <= at < each.first + each.count]
+            holder.held = [
+                each for each in holder.held if each.first <= at < each.first + each.count
+            ]
             holder.unacked = sum(each.count for each in holder.held)
-        self.requeued = [each for each in self.requeued if each.first <= at < each.first + each.count]
+        self.requeued = [
+            each for each in self.requeued if each.first <= at < each.first + each.count
+        ]
         self.dying = [each for each in self.dying if each.first <= at < each.first + each.count]
 
     def _holder(self, consumer: str) -> ShareHolder:
@@ -129,7 +136,9 @@ class MessageEvents:
         self.last: TrailEvent | None = None
         self._share = _OneMessageShare(sequence, share or GroupState())
         for dead in self._share.dying:
-            self.last = TrailEvent(dead.died_ms, group, "dead", dead.consumer, dead.attempt, 0, dead.error)
+            self.last = TrailEvent(
+                dead.died_ms, group, "dead", dead.consumer, dead.attempt, 0, dead.error
+            )
 
     @property
     def now(self) -> MessageStanding:
@@ -157,10 +166,22 @@ class MessageEvents:
 
     def _event(self, event: ShareEvent, time_ms: int) -> TrailEvent:
         attempt = 0 if event.kind is ShareEventKind.RESET else event.attempt
-        return TrailEvent(time_ms, self.group, event.kind.value, event.consumer, attempt, event.delay_ms, event.error)
+        return TrailEvent(
+            time_ms,
+            self.group,
+            event.kind.value,
+            event.consumer,
+            attempt,
+            event.delay_ms,
+            event.error,
+        )
 
     def to_state(self) -> list[Any]:
-        return [self.group, self._share.to_state(), tuple(self.last) if self.last is not None else None]
+        return [
+            self.group,
+            self._share.to_state(),
+            tuple(self.last) if self.last is not None else None,
+        ]
 
     @classmethod
     def from_state(cls, sequence: int, state: list[Any]) -> MessageEvents:
@@ -178,7 +199,9 @@ class LaneMessageEvents:
 
     __slots__ = ("group", "last", "lp", "sequence", "share")
 
-    def __init__(self, group: str, sequence: int, lp: int, share: GroupLaneState | None = None) -> None:
+    def __init__(
+        self, group: str, sequence: int, lp: int, share: GroupLaneState | None = None
+    ) -> None:
         self.group = group
         self.sequence = sequence
         self.lp = lp
@@ -197,24 +220,46 @@ class LaneMessageEvents:
         return [event]
 
     def _event(
-        self, action: LaneAction, time_ms: int, before: MessagePlace, after: MessagePlace, holder: LaneHolder | None
+        self,
+        action: LaneAction,
+        time_ms: int,
+        before: MessagePlace,
+        after: MessagePlace,
+        holder: LaneHolder | None,
     ) -> TrailEvent | None:
         consumer = holder.consumer if holder is not None else ""
         if isinstance(action, LaneGrant):
             is_its = action.first <= self.lp < action.end and before is MessagePlace.NEW
             return TrailEvent(time_ms, self.group, "grant", action.consumer) if is_its else None
         if isinstance(action, LaneFail):
-            is_its = action.sequence == self.sequence and holder is not None and holder.token == action.token
-            return TrailEvent(time_ms, self.group, "nack", consumer, action.attempts) if is_its else None
+            is_its = (
+                action.sequence == self.sequence
+                and holder is not None
+                and holder.token == action.token
+            )
+            return (
+                TrailEvent(time_ms, self.group, "nack", consumer, action.attempts)
+                if is_its
+                else None
+            )
         if before is after:
             return None
         if isinstance(action, LaneUnpark):
             return TrailEvent(time_ms, self.group, "replay" if action.replays else "drop")
         kind = _KINDS.get(type(action))
-        return TrailEvent(time_ms, self.group, kind, consumer if kind in ("done", "park") else "") if kind is not None else None
+        return (
+            TrailEvent(time_ms, self.group, kind, consumer if kind in ("done", "park") else "")
+            if kind is not None
+            else None
+        )
 
     def to_state(self) -> list[Any]:
-        return [self.group, self.lp, self.share.to_state(), tuple(self.last) if self.last is not None else None]
+        return [
+            self.group,
+            self.lp,
+            self.share.to_state(),
+            tuple(self.last) if self.last is not None else None,
+        ]
 
     @classmethod
     def from_state(cls, sequence: int, state: list[Any]) -> LaneMessageEvents:
@@ -230,7 +275,9 @@ def where(share: GroupLaneState, sequence: int, lp: int) -> MessagePlace:
         return MessagePlace.WAITING
     for part in share.progress:
         if part.lps.first <= lp < part.lps.end:
-            is_done = sequence < part.done_before or any(first <= sequence < end for first, end in part.done)
+            is_done = sequence < part.done_before or any(
+                first <= sequence < end for first, end in part.done
+            )
             return MessagePlace.DONE if is_done else MessagePlace.NEW
     return MessagePlace.NEW
 

@@ -132,7 +132,9 @@ class LaneProgress:
 
     def done_in(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """The ranges of `done` that overlap the sequences `first` to `end` - 1."""
-        for at in range(bisect_left(self.done, first + 1, key=lambda each: each[1]), len(self.done)):
+        for at in range(
+            bisect_left(self.done, first + 1, key=lambda each: each[1]), len(self.done)
+        ):
             if self.done[at][0] >= end:
                 return
             yield self.done[at]
@@ -170,7 +172,15 @@ class ParkedKey:
 class GroupLaneState:
     """One group's progress and lanes on one partition."""
 
-    __slots__ = ("expired", "failures", "holders", "next_token", "parked", "parked_bytes", "progress")
+    __slots__ = (
+        "expired",
+        "failures",
+        "holders",
+        "next_token",
+        "parked",
+        "parked_bytes",
+        "progress",
+    )
 
     def __init__(self) -> None:
         self.progress: list[LaneProgress] = []
@@ -213,7 +223,9 @@ class GroupLaneState:
     def more_bytes(self, messages: Iterable[tuple[int, bytes]]) -> int:
         """By how much messages with these keys, each with its logical partition, add to `parked_bytes` at most."""
         found = [key for _, key in messages]
-        return _MESSAGE_BYTES * len(found) + sum(len(key) + _KEY_BYTES for key in set(found) - self.parked.keys())
+        return _MESSAGE_BYTES * len(found) + sum(
+            len(key) + _KEY_BYTES for key in set(found) - self.parked.keys()
+        )
 
     def parked_in(self, lps: LpRange) -> list[bytes]:
         """The parked keys of a range."""
@@ -221,8 +233,17 @@ class GroupLaneState:
 
     def check(self) -> None:
         """Check the whole invariant, for tests."""
-        check(all(a.lps.end == b.lps.first for a, b in pairwise(self.progress)), "progress that does not tile the range")
-        check(all((a.done_before, a.done) != (b.done_before, b.done) for a, b in pairwise(self.progress)), "neighbours that are not joined")
+        check(
+            all(a.lps.end == b.lps.first for a, b in pairwise(self.progress)),
+            "progress that does not tile the range",
+        )
+        check(
+            all(
+                (a.done_before, a.done) != (b.done_before, b.done)
+                for a, b in pairwise(self.progress)
+            ),
+            "neighbours that are not joined",
+        )
         for each in self.progress:
             marks = [each.done_before, *[mark for span in each.done for mark in span]]
             check(all(a < b for a, b in pairwise(marks)), "done ranges that are not ascending")
@@ -230,7 +251,10 @@ class GroupLaneState:
         check(size == self.parked_bytes, f"a size of {self.parked_bytes}, and {size} are parked")
         spans = sorted(each.lps for each in self.holders)
         check(all(a.end <= b.first for a, b in pairwise(spans)), "lanes that overlap")
-        check(all(each.token < self.next_token for each in self.holders), "a token that was never given")
+        check(
+            all(each.token < self.next_token for each in self.holders),
+            "a token that was never given",
+        )
 
     # --- changing ------------------------------------------------------------------------------------------------------
 
@@ -250,7 +274,9 @@ class GroupLaneState:
         token, self.next_token = self.next_token, self.next_token + 1
         lps = LpRange(action.first, action.end)
         self.holders = [each for each in self.holders if not each.lps.overlaps(lps)]
-        self.holders.append(LaneHolder(lps, action.consumer, action.incarnation, token, action.lease_ms))
+        self.holders.append(
+            LaneHolder(lps, action.consumer, action.incarnation, token, action.lease_ms)
+        )
         return token
 
     def release(self, action: LaneRelease) -> None:
@@ -265,7 +291,11 @@ class GroupLaneState:
             each.add_spans(spans)
         if self.failures:
             ends = [end for _, end in spans]
-            done = [at for at in self.failures if (found := bisect_right(ends, at)) < len(spans) and spans[found][0] <= at]
+            done = [
+                at
+                for at in self.failures
+                if (found := bisect_right(ends, at)) < len(spans) and spans[found][0] <= at
+            ]
             for at in done:
                 del self.failures[at]
         self._join()
@@ -323,13 +353,19 @@ class GroupLaneState:
         """Park exactly these keys in a range, besides those that have parked messages here. Returns the number of new ones."""
         lps = LpRange(action.first, action.end)
         named = {key for _, key in action.keys}
-        for key in [key for key in self.parked_in(lps) if key not in named and not self.parked[key].sequences]:
+        for key in [
+            key
+            for key in self.parked_in(lps)
+            if key not in named and not self.parked[key].sequences
+        ]:
             self._forget_key(key)
         fresh = {key: lp for lp, key in action.keys if key not in self.parked}
         for key, lp in fresh.items():
             self._new_key(lp, key)
             # The current reader treats the key as not parked until it attaches again.
-            self.holders = [each for each in self.holders if not each.lps.first <= lp < each.lps.end]
+            self.holders = [
+                each for each in self.holders if not each.lps.first <= lp < each.lps.end
+            ]
         return len(fresh)
 
     def _cut(self, lps: LpRange) -> list[LaneProgress]:
@@ -337,9 +373,20 @@ class GroupLaneState:
         found: list[LaneProgress] = []
         pieces: list[LaneProgress] = []
         for each in self.progress:
-            marks = sorted({each.lps.first, each.lps.end, *[mark for mark in lps if each.lps.first < mark < each.lps.end]})
+            marks = sorted(
+                {
+                    each.lps.first,
+                    each.lps.end,
+                    *[mark for mark in lps if each.lps.first < mark < each.lps.end],
+                }
+            )
             parts = (
-                [each] if len(marks) == 2 else [LaneProgress(LpRange(a, b), each.done_before, list(each.done)) for a, b in pairwise(marks)]
+                [each]
+                if len(marks) == 2
+                else [
+                    LaneProgress(LpRange(a, b), each.done_before, list(each.done))
+                    for a, b in pairwise(marks)
+                ]
             )
             pieces += parts
             found += [part for part in parts if lps.contains(part.lps)]
@@ -354,7 +401,9 @@ class GroupLaneState:
         for each in self.progress[1:]:
             last = joined[-1]
             if (last.done_before, last.done) == (each.done_before, each.done):
-                joined[-1] = LaneProgress(LpRange(last.lps.first, each.lps.end), last.done_before, last.done)
+                joined[-1] = LaneProgress(
+                    LpRange(last.lps.first, each.lps.end), last.done_before, last.done
+                )
             else:
                 joined.append(each)
         self.progress = joined
@@ -378,10 +427,13 @@ class GroupLaneState:
         share = cls()
         progress, holders, share.next_token, failures, parked, share.expired = state
         share.progress = [
-            LaneProgress(LpRange(first, end), before, [tuple(span) for span in done]) for first, end, before, done in progress
+            LaneProgress(LpRange(first, end), before, [tuple(span) for span in done])
+            for first, end, before, done in progress
         ]
         share.holders = [LaneHolder(LpRange(first, end), *rest) for first, end, *rest in holders]
         share.failures = {int(sequence): attempts for sequence, attempts in failures.items()}
-        share.parked = {bytes(key): ParkedKey(lp, list(sequences)) for key, (lp, sequences) in parked.items()}
+        share.parked = {
+            bytes(key): ParkedKey(lp, list(sequences)) for key, (lp, sequences) in parked.items()
+        }
         share.parked_bytes = sum([each.size(key) for key, each in share.parked.items()])
         return share

@@ -67,15 +67,23 @@ class LogConfig:
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be positive, not {getattr(self, name)}")
         if self.flush_interval_ms < 0:
-            raise InvalidArgument(f"flush_interval_ms must be 0 or more, not {self.flush_interval_ms}")
+            raise InvalidArgument(
+                f"flush_interval_ms must be 0 or more, not {self.flush_interval_ms}"
+            )
         if self.retention_bytes is not None and self.retention_bytes < BATCH_BYTES_MAX:
             raise InvalidArgument(f"retention_bytes must be at least {BATCH_BYTES_MAX}")
         if self.is_local_retention_set and not self.object_store_url:
-            raise InvalidArgument("local retention needs an object store, which keeps what the disk does not: set --object-store")
+            raise InvalidArgument(
+                "local retention needs an object store, which keeps what the disk does not: set --object-store"
+            )
         if self.local_retention_ms is not None and self.local_retention_ms <= 0:
-            raise InvalidArgument(f"local_retention_ms must be positive, not {self.local_retention_ms}")
+            raise InvalidArgument(
+                f"local_retention_ms must be positive, not {self.local_retention_ms}"
+            )
         if self.local_retention_bytes is not None and self.local_retention_bytes < 0:
-            raise InvalidArgument(f"local_retention_bytes must be 0 or more, not {self.local_retention_bytes}")
+            raise InvalidArgument(
+                f"local_retention_bytes must be 0 or more, not {self.local_retention_bytes}"
+            )
         if self.object_store_cache_bytes < CACHE_BYTES_MIN:
             raise InvalidArgument(
                 f"the object store's cache has at least {CACHE_BYTES_MIN >> 20} MiB, not {self.object_store_cache_bytes} bytes"

@@ -71,7 +71,9 @@ class _Piece(NamedTuple):
     data: bytes
 
 
-def read_merged(logs: tuple[Segments, Segments], place: Place, after: int, bytes_max: int) -> WriteStretch | None:
+def read_merged(
+    logs: tuple[Segments, Segments], place: Place, after: int, bytes_max: int
+) -> WriteStretch | None:
     """Entries after index `after`, whose place is `place`; at least one if there is one; None if some are deleted.
 
     Raises LogDamaged, ColdRead.
@@ -83,7 +85,11 @@ def read_merged(logs: tuple[Segments, Segments], place: Place, after: int, bytes
     size, last = 0, after
     try:
         while size < bytes_max:
-            heads = [(head.index, cursor, head) for cursor in cursors if (head := cursor.peek()) is not None]
+            heads = [
+                (head.index, cursor, head)
+                for cursor in cursors
+                if (head := cursor.peek()) is not None
+            ]
             if not heads:
                 break
             index, cursor, head = min(heads, key=itemgetter(0))

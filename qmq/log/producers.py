@@ -64,7 +64,10 @@ class ProducerWindow:
     def stored_below(self, before: int) -> list[tuple[int, Produced]]:
         """The stored numbers below `before` with their places, the highest first; complete from `tells_from` on."""
         begin = self.tells_from
-        return sorted([(number, where) for number, where in self.stored.items() if begin <= number < before], reverse=True)
+        return sorted(
+            [(number, where) for number, where in self.stored.items() if begin <= number < before],
+            reverse=True,
+        )
 
     def to_state(self) -> list[int]:
         """For checkpoint and snapshot."""
@@ -131,7 +134,11 @@ class Producers:
     def from_state(cls, state: dict[int, list[int]]) -> Producers:
         """The inverse of `to_state`."""
         producers = cls()
-        found = [(producer_id, ProducerWindow.from_state(flat)) for producer_id, flat in state.items()]
-        found.sort(key=lambda each: each[1].last_ms)  # release 0.2 wrote more of them, and in another order
+        found = [
+            (producer_id, ProducerWindow.from_state(flat)) for producer_id, flat in state.items()
+        ]
+        found.sort(
+            key=lambda each: each[1].last_ms
+        )  # release 0.2 wrote more of them, and in another order
         producers.windows.update(found[-PRODUCERS_MAX:])
         return producers

@@ -142,25 +142,46 @@ class Queue:
     @property
     def is_blank(self) -> bool:
         """True if a drop would change nothing."""
-        has_past = self.index.count > self.index.first or self.producers.to_state() or self.sealed is not None
-        return not (has_past or self.shares or self.lanes) and self.start_sequence == self.next_sequence
+        has_past = (
+            self.index.count > self.index.first
+            or self.producers.to_state()
+            or self.sealed is not None
+        )
+        return (
+            not (has_past or self.shares or self.lanes)
+            and self.start_sequence == self.next_sequence
+        )
 
     def find_duplicate(self, header: RegionHeader) -> Produced | None:
         """The position of the batch, if the queue has it. For a producer that was silent for a long time, the log is searched only if the
         batch has the flag AGAIN.
         """
-        producer_id, number, is_again = header.producer_id, header.batch_sequence, header.flags & _AGAIN
+        producer_id, number, is_again = (
+            header.producer_id,
+            header.batch_sequence,
+            header.flags & _AGAIN,
+        )
         window, first = self.producers.windows.get(producer_id), self.index.first
         if window is not None:
-            if number > window.newest:  # nearly always: this decides without the window's dict, which is out of the caches
+            if (
+                number > window.newest
+            ):  # nearly always: this decides without the window's dict, which is out of the caches
                 return None
             found = window.find(number)
-            if found is not None or number >= window.tells_from or not (is_again or window.may_have_forgotten(number)):
+            if (
+                found is not None
+                or number >= window.tells_from
+                or not (is_again or window.may_have_forgotten(number))
+            ):
                 return found
         elif is_again:
             # An id from behind the newest message may be from a clock that is years ahead: then everything is searched.
             born_ms = birth_ms(producer_id)
-            first = self.index.find_time(born_ms) if born_ms <= self.last_append_ms else self.index.first
+            first = (
+                self.index.find_time(born_ms)
+                if born_ms <= self.last_append_ms
+                else self.index.first
+            )
         else:
             return None
         entry = self.index.find_batch(producer_id, number, first)
@@ -188,11 +209,17 @@ class Queue:
 
     def share_states(self) -> list[list[object]]:
         """The states of the groups' shares in a segment's opening snapshot."""
-        return [[self.id.subject, self.id.partition, group, share.to_state()] for group, share in self.shares.items()]
+        return [
+            [self.id.subject, self.id.partition, group, share.to_state()]
+            for group, share in self.shares.items()
+        ]
 
     def lane_states(self) -> list[list[object]]:
         """Like `share_states`, for groups that read lanes."""
-        return [[self.id.subject, self.id.partition, group, lanes.to_state(), _LANES] for group, lanes in self.lanes.items()]
+        return [
+            [self.id.subject, self.id.partition, group, lanes.to_state(), _LANES]
+            for group, lanes in self.lanes.items()
+        ]
 
     def load_share(self, state: list[Any]) -> None:
         """Load one of `share_states` or `lane_states`."""
@@ -274,6 +301,8 @@ def apply(queue: Queue, action: ShareAction | LaneAction) -> Any:
     return change(part(queue, action.group), action)
 
 
-def apply_to(state: GroupState | GroupLaneState, action: ShareAction | LaneAction, *events: list[ShareEvent]) -> Any:
+def apply_to(
+    state: GroupState | GroupLaneState, action: ShareAction | LaneAction, *events: list[ShareEvent]
+) -> Any:
     """As `apply`, on a share or a group's lanes that are kept without their queue. A share adds its events to the list."""
     return CHANGES[type(action)][1](state, action, *events)

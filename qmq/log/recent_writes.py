@@ -66,10 +66,16 @@ def in_parts(write: Write) -> Iterator[Write]:
         entry_bytes = len(run.buffers[at]) + len(run.buffers[at + 1])
         if size and size + entry_bytes > _PART_BYTES:
             last = first + (at - begin) // 2 - 1
-            yield Write(first, last, run._replace(position=position, size=size, buffers=run.buffers[begin:at]))
+            yield Write(
+                first,
+                last,
+                run._replace(position=position, size=size, buffers=run.buffers[begin:at]),
+            )
             begin, position, first, size = at, position + size, last + 1, 0
         size += entry_bytes
-    yield Write(first, write.last, run._replace(position=position, size=size, buffers=run.buffers[begin:]))
+    yield Write(
+        first, write.last, run._replace(position=position, size=size, buffers=run.buffers[begin:])
+    )
 
 
 class Tail:
@@ -117,7 +123,9 @@ class Tail:
         size, last = 0, after
         for at in range(number - self._dropped, len(self._writes)):
             write = self._writes[at]
-            if (runs and size + write.run.size > bytes_max) or write.run.position != place[write.run.log]:
+            if (runs and size + write.run.size > bytes_max) or write.run.position != place[
+                write.run.log
+            ]:
                 break
             runs.append(write.run)
             place = behind(place, write.run)

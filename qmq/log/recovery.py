@@ -37,7 +37,16 @@ from qmq.log import checkpoint, commit_mark
 from qmq.log.checkpoint import Checkpoint, QueueState
 from qmq.log.consume_log import ENTRY, ConsumeLog, IndexEntry
 from qmq.log.disk import Disk
-from qmq.log.envelopes import Entry, SnapshotReader, damaged, head_at, is_torn, judge, unwrap, walk_waiting
+from qmq.log.envelopes import (
+    Entry,
+    SnapshotReader,
+    damaged,
+    head_at,
+    is_torn,
+    judge,
+    unwrap,
+    walk_waiting,
+)
 from qmq.log.group_state import GroupState
 from qmq.log.lane_state import GroupLaneState
 from qmq.log.log_config import Flush, LogConfig
@@ -51,13 +60,20 @@ from qmq.process.event_loop import Clock
 from qmq.wire.batch import Envelope, Kind
 
 
-def rebuild(store: Store, lost: list[tuple[Queue, int]], until: int, progress: Callable[[str, int, int], None]) -> None:
+def rebuild(
+    store: Store,
+    lost: list[tuple[Queue, int]],
+    until: int,
+    progress: Callable[[str, int, int], None],
+) -> None:
     """Index the lost queues again, from the oldest message to `until`: the replay has indexed all later entries. Raises LogDamaged."""
     stored = _stored_bytes(store, until)
     tails: dict[int, list[IndexEntry]] = {}
     cumulative: dict[int, int] = {}
     for queue, bytes_ever in lost:
-        tails[id(queue)] = [entry for entry in queue.index.entries_in_memory() if entry.position >= until]
+        tails[id(queue)] = [
+            entry for entry in queue.index.entries_in_memory() if entry.position >= until
+        ]
         cumulative[id(queue)] = bytes_ever - stored.get(id(queue), 0)
         queue.index.discard()
         queue.index = ConsumeLog(store.disk, store.consume_folder, queue.id)
@@ -164,7 +180,9 @@ def _find_checkpoint(store: Store) -> Checkpoint | None:
         if found is None:
             damaged += 1
             continue
-        if damaged and (found.message_start < store.messages.start or found.action_start < store.actions.start):
+        if damaged and (
+            found.message_start < store.messages.start or found.action_start < store.actions.start
+        ):
             break
         _require_consistent(store, found)
         return found
@@ -198,7 +216,9 @@ def _require_consistent(store: Store, found: Checkpoint) -> None:
         if segments.end < position:
             # without a checkpoint, a schedule whose entries retention has deleted would be deleted, too
             last = (
-                "delete the checkpoint folder" if store.projection is None else "in a group with other replicas, move the data folder away"
+                "delete the checkpoint folder"
+                if store.projection is None
+                else "in a group with other replicas, move the data folder away"
             )
             raise LogDamaged(
                 f"{segments.folder.name}: the log ends at {segments.end}, but was flushed up to {position} when the last "
@@ -228,7 +248,9 @@ def _restore(store: Store, found: Checkpoint) -> list[tuple[Queue, int]]:
 def _restore_queue(store: Store, queue: Queue, state: QueueState) -> None:
     queue.load_snapshot(state.snapshot)
     queue.start_sequence = state.start_sequence
-    queue.index = ConsumeLog(store.disk, store.consume_folder, queue.id, state.first_entry, state.persisted)
+    queue.index = ConsumeLog(
+        store.disk, store.consume_folder, queue.id, state.first_entry, state.persisted
+    )
     for fields in ENTRY.iter_unpack(state.tail):
         queue.index.append(IndexEntry._make(fields))
     queue.shares = {group: GroupState.from_state(share) for group, share in state.shares.items()}
@@ -241,7 +263,14 @@ def _restore_queue(store: Store, queue: Queue, state: QueueState) -> None:
 class _Replay:
     """Applies every entry of both logs from a place on, in the order of the index, and cuts entries that do not belong."""
 
-    def __init__(self, store: Store, place: list[int], is_from_checkpoint: bool, progress: Progress, until: int | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        place: list[int],
+        is_from_checkpoint: bool,
+        progress: Progress,
+        until: int | None,
+    ) -> None:
         self._store = store
         self._logs = store.logs
         self._begin = place
@@ -253,7 +282,11 @@ class _Replay:
     def run(self) -> None:
         """Recover the store. Raises LogDamaged."""
         store = self._store
-        gaps_until = 0 if self._is_from_checkpoint else max(_first_index(segments) for segments in self._logs)
+        gaps_until = (
+            0
+            if self._is_from_checkpoint
+            else max(_first_index(segments) for segments in self._logs)
+        )
         for _, log, entry in heapq.merge(*[self._entries(number) for number in (0, 1)]):
             index = entry.envelope.index
             if store.is_replicated and self._ends_before(index, gaps_until):
@@ -290,7 +323,14 @@ class _Replay:
                 position = entry.end
         except CorruptBatch as cause:
             flushed = self._begin[log] if self._is_from_checkpoint else 0
-            judge(segments, position, flushed, cause, log=log, trusts_envelopes=not self._store.is_replicated)
+            judge(
+                segments,
+                position,
+                flushed,
+                cause,
+                log=log,
+                trusts_envelopes=not self._store.is_replicated,
+            )
             if not self._store.is_replicated:
                 segments.truncate(position)
 
@@ -330,7 +370,10 @@ class CannotTake(Exception):
 
 
 def take_segments(
-    store: Store, indexes: Iterable[SegmentIndex], entries_of: Callable[[SegmentIndex], Iterable[Entry]], opening: PendingEntry
+    store: Store,
+    indexes: Iterable[SegmentIndex],
+    entries_of: Callable[[SegmentIndex], Iterable[Entry]],
+    opening: PendingEntry,
 ) -> None:
     """Put the segments before the beginning of an empty store's message log. Blocks: runs in a thread.
 
@@ -365,18 +408,28 @@ def take_segments(
 
 def _after(last: Envelope | None, found: Envelope) -> Envelope:
     if last is not None and (found.index <= last.index or found.epoch < last.epoch):
-        raise CannotTake(f"{(found.epoch, found.index)} follows {(last.epoch, last.index)} in the object store")
+        raise CannotTake(
+            f"{(found.epoch, found.index)} follows {(last.epoch, last.index)} in the object store"
+        )
     return found
 
 
 def _require_continues(store: Store, last: Envelope, opening: PendingEntry) -> None:
     """Raise CannotTake unless the other replica's log continues with this state."""
     envelope = opening.envelope
-    if envelope.kind != Kind.SNAPSHOT or envelope.index <= last.index or envelope.epoch < last.epoch:
-        raise CannotTake(f"the group's log does not continue behind {(last.epoch, last.index)} at {opening.position}")
+    if (
+        envelope.kind != Kind.SNAPSHOT
+        or envelope.index <= last.index
+        or envelope.epoch < last.epoch
+    ):
+        raise CannotTake(
+            f"the group's log does not continue behind {(last.epoch, last.index)} at {opening.position}"
+        )
     for state in SnapshotReader().states(unwrap(opening.region)):
         if _counts(store, state) != tuple(state[3:5]):
-            raise CannotTake(f"the object store has other messages of {state[0]}/{state[1]} than the group: another log uses the prefix")
+            raise CannotTake(
+                f"the object store has other messages of {state[0]}/{state[1]} than the group: another log uses the prefix"
+            )
 
 
 def _counts(store: Store, state: list[Any]) -> tuple[int, int]:

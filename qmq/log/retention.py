@@ -87,7 +87,11 @@ class DeletionReport:
 
     def tell(self, monotonic_ms: int) -> None:
         """Log what is due."""
-        self._logged_ms = {queue: at_ms for queue, at_ms in self._logged_ms.items() if monotonic_ms - at_ms < EVERY_MS}
+        self._logged_ms = {
+            queue: at_ms
+            for queue, at_ms in self._logged_ms.items()
+            if monotonic_ms - at_ms < EVERY_MS
+        }
         for queue in [queue for queue in self._waiting if queue not in self._logged_ms]:
             self._logged_ms[queue] = monotonic_ms
             _log(self._waiting.pop(queue))
@@ -102,7 +106,14 @@ class DeletionReport:
 def _log(told: DeletedMessages) -> None:
     stored = f"stored {_time(told.oldest_ms)} to {_time(told.newest_ms)}"
     why = f"{told.why}, which ends {_time(told.before_ms)}" if told.why == AGE else told.why
-    deletion_log.info("retention deleted messages %d to %d of %s, %s: %s", told.first, told.end - 1, told.queue, stored, why)
+    deletion_log.info(
+        "retention deleted messages %d to %d of %s, %s: %s",
+        told.first,
+        told.end - 1,
+        told.queue,
+        stored,
+        why,
+    )
 
 
 def _time(ms: int) -> str:
@@ -168,7 +179,9 @@ class Retention:
                 yield
         self._report.tell(store.clock.monotonic_ms())
         self.dropped, store.droppable = self.dropped + store.droppable, []
-        self._firsts = {queue: self._firsts[queue] for queue in store.queues.values() if queue in self._firsts}
+        self._firsts = {
+            queue: self._firsts[queue] for queue in store.queues.values() if queue in self._firsts
+        }
         self.dropped += store.messages.drop_before(_may_begin(store.messages, kept_from))
         self.dropped += store.messages.release_before(_local_floor(store, self._before_ms))
         self.dropped += _old_actions(store, self._before_ms(store.config.retention_ms))
@@ -178,7 +191,9 @@ class Retention:
         """Drop the files of segments that are in the object store, before a checkpoint. A replica that begins its log again after a crash
         takes no checkpoint.
         """
-        self.deletable += self.store.messages.release_before(_local_floor(self.store, self._before_ms))
+        self.deletable += self.store.messages.release_before(
+            _local_floor(self.store, self._before_ms)
+        )
 
     def end(self) -> None:
         """Log what was deleted and is not logged yet, because this is the store's last retention."""
@@ -209,7 +224,9 @@ class Retention:
     def _forget(self, queue: Queue, before_ms: int, bytes_max: int | None, floor: int) -> int:
         """Move the queue's start. Returns the position of its first kept batch; a huge position if it keeps none."""
         first = self._first(queue)
-        moved = _move_start(queue, first, before_ms, bytes_max, floor) if first is not None else None
+        moved = (
+            _move_start(queue, first, before_ms, bytes_max, floor) if first is not None else None
+        )
         if moved is not None:
             if moved.end > moved.first:
                 self._report.note(moved)
@@ -272,7 +289,13 @@ def _size_floor(store: Store) -> int:
     return kept[0] if kept else bases[-1]
 
 
-def local_floor(bases: Sequence[int], end: int, begins_ms: Callable[[int], int], before_ms: int | None, bytes_max: int | None) -> int:
+def local_floor(
+    bases: Sequence[int],
+    end: int,
+    begins_ms: Callable[[int], int],
+    before_ms: int | None,
+    bytes_max: int | None,
+) -> int:
     """The position before which local retention needs no file. Pure.
 
     A segment is too old if the next one began before `before_ms`, and too much if more than `bytes_max` follow its beginning.
@@ -293,11 +316,19 @@ def _local_floor(store: Store, before: Before) -> int:
         return segments.start
     before_ms = None if config.local_retention_ms is None else before(config.local_retention_ms)
     bases = [base for base in segments.bases if base >= segments.local_start]
-    floor = local_floor(bases, segments.end, lambda base: _begin_ms(segments, base), before_ms, config.local_retention_bytes)
+    floor = local_floor(
+        bases,
+        segments.end,
+        lambda base: _begin_ms(segments, base),
+        before_ms,
+        config.local_retention_bytes,
+    )
     return min(floor, _oldest_needed(segments, store.applied_place()[0]))
 
 
-def _move_start(queue: Queue, first: _First, before_ms: int, bytes_max: int | None, floor: int) -> DeletedMessages | None:
+def _move_start(
+    queue: Queue, first: _First, before_ms: int, bytes_max: int | None, floor: int
+) -> DeletedMessages | None:
     """Move a queue's start, and say what that deleted; None if its first batch stays."""
     index, least = queue.index, queue.cumulative_bytes - (bytes_max or 0)
     starts = [(first.number, "")]
@@ -311,9 +342,20 @@ def _move_start(queue: Queue, first: _First, before_ms: int, bytes_max: int | No
     if number == first.number:
         return None
     start = queue.visible_sequence if number >= index.count else index.entry(number).base_sequence
-    before, queue.start_sequence = queue.start_sequence, max(queue.start_sequence, min(start, queue.visible_sequence))
+    before, queue.start_sequence = (
+        queue.start_sequence,
+        max(queue.start_sequence, min(start, queue.visible_sequence)),
+    )
     newest_ms = index.entry(min(number, index.count) - 1).append_time_ms
-    return DeletedMessages(queue.id, before, queue.start_sequence, first.entry.append_time_ms, newest_ms, before_ms, why)
+    return DeletedMessages(
+        queue.id,
+        before,
+        queue.start_sequence,
+        first.entry.append_time_ms,
+        newest_ms,
+        before_ms,
+        why,
+    )
 
 
 def _surely_taken(store: Store, before_ms: int, floor: int) -> int:
@@ -355,7 +397,9 @@ def _begin_ms(segments: Segments, base: int) -> int:
         head = head_at(segments, base)
     except CorruptBatch:
         head = None
-    return 1 << 62 if head is None else head.append_time_ms  # a replay could not begin without a snapshot there
+    return (
+        1 << 62 if head is None else head.append_time_ms
+    )  # a replay could not begin without a snapshot there
 
 
 def purge(store: Store, queue: Queue) -> None:

@@ -75,7 +75,9 @@ class RetentionTime:
         """The oldest first."""
 
     @classmethod
-    def restored(cls, saved: SavedTime | None, boot: str, boot_ms: int, kept_ms: int, log_ms: int) -> RetentionTime:
+    def restored(
+        cls, saved: SavedTime | None, boot: str, boot_ms: int, kept_ms: int, log_ms: int
+    ) -> RetentionTime:
         """Continue from a saved time. Without one, from the time of the log's last entry; 0: the log is empty, and nothing can be lost."""
         time_ms = log_ms or kept_ms
         if saved is not None:
@@ -102,7 +104,9 @@ class RetentionTime:
 
     def leapt(self, sure_ms: int, until_ms: int, size_ms: int) -> None:
         """The kept time leapt forward by `size_ms` from `until_ms`. It was last known to be right at `sure_ms`."""
-        self.doubts = [*self.doubts, Doubt(sure_ms - DOUBT_MS, until_ms + DOUBT_MS, size_ms)][-DOUBTS_MAX:]
+        self.doubts = [*self.doubts, Doubt(sure_ms - DOUBT_MS, until_ms + DOUBT_MS, size_ms)][
+            -DOUBTS_MAX:
+        ]
 
     def agree(self, kept_ms: int, boot_ms: int) -> None:
         """Most of the group's machines agree with the kept time."""

@@ -112,7 +112,9 @@ class Scrubber:
 class _Walk:
     """Checks entries of one segment's file, from the scrubber's position on."""
 
-    def __init__(self, scrubber: Scrubber, segments: Segments, fd: int, base: int, end: int) -> None:
+    def __init__(
+        self, scrubber: Scrubber, segments: Segments, fd: int, base: int, end: int
+    ) -> None:
         self._scrubber = scrubber
         self._segments = segments
         self._end = end
@@ -173,6 +175,8 @@ class _Walk:
     def _behind(self, position: int) -> int:
         """The position to continue at: after the entry if its envelope is valid, otherwise the segment's end."""
         try:
-            return min(position + parse_envelope(self._bytes(ENVELOPE_BYTES)).total_bytes, self._end)
+            return min(
+                position + parse_envelope(self._bytes(ENVELOPE_BYTES)).total_bytes, self._end
+            )
         except CorruptBatch:
             return self._end

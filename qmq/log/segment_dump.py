@@ -43,7 +43,12 @@ def dump_segment(path: Path, *, with_messages: bool) -> Iterator[Line]:
     while at < len(data):
         try:
             envelope = parse_envelope(data, at)
-            line = _line(base + at, envelope, data[at + ENVELOPE_BYTES : at + envelope.total_bytes], with_messages)
+            line = _line(
+                base + at,
+                envelope,
+                data[at + ENVELOPE_BYTES : at + envelope.total_bytes],
+                with_messages,
+            )
             yield line
             at += envelope.total_bytes
         except CorruptBatch as cause:
@@ -97,7 +102,10 @@ def _line(position: int, envelope: Envelope, region: bytes, with_messages: bool)
 def _other(position: int, kind: Kind, envelope: Envelope, region: bytes, verdict: str) -> Line:
     words: tuple[str, ...] = ()
     if kind is Kind.ACTIONS and verdict == "ok":
-        words = tuple(type(action).__name__.removesuffix("Action").lower() for action in decode_actions(unwrap(region)))
+        words = tuple(
+            type(action).__name__.removesuffix("Action").lower()
+            for action in decode_actions(unwrap(region))
+        )
     return Line(
         position,
         kind.name.lower(),

@@ -92,7 +92,9 @@ class SegmentIndex:
 
     def encode(self) -> bytes:
         """The content of the index's file."""
-        payload = msgspec.msgpack.encode([_VERSION, self.base, self.size, self.chunk_bytes, self.checksums, self.head])
+        payload = msgspec.msgpack.encode(
+            [_VERSION, self.base, self.size, self.chunk_bytes, self.checksums, self.head]
+        )
         return with_checksum(_MAGIC, payload)
 
 

@@ -56,7 +56,9 @@ class SyncPlan:
     def run(self) -> None:
         """Sync the files. Safe in a thread. Raises FlushFailed."""
         if self.is_dirty or self.folder is not None:
-            self.disk.sync(self.file)  # syncing a file without new data would still flush the device's cache
+            self.disk.sync(
+                self.file
+            )  # syncing a file without new data would still flush the device's cache
         if self.folder is not None:
             self.disk.sync_folder(self.folder)
 
@@ -79,7 +81,9 @@ class FlushPlan:
 class Segments:
     """The files of one log. Positions count bytes from the log's first byte ever."""
 
-    def __init__(self, disk: Disk, folder: Path, segment_bytes: int, stored: StoredBytes | None = None) -> None:
+    def __init__(
+        self, disk: Disk, folder: Path, segment_bytes: int, stored: StoredBytes | None = None
+    ) -> None:
         """`stored` reads segments that are in the object store only."""
         self.disk = disk
         self.folder = folder
@@ -110,7 +114,11 @@ class Segments:
 
     def _check_gaps(self) -> None:
         for base, following in pairwise(self._bases):
-            size = self._indexes[base].size if base < self._local_start else self._path(base).stat().st_size
+            size = (
+                self._indexes[base].size
+                if base < self._local_start
+                else self._path(base).stat().st_size
+            )
             if base + size != following:
                 raise LogDamaged(
                     f"{self.folder.name}: {segment_name(base)} has {size} bytes, but the next segment begins at "
@@ -144,7 +152,9 @@ class Segments:
         unreadable.
         """
         base = self.base_of(position)
-        if base < self._local_start:  # the file was deleted after the damage was found; the copy in the object store is undamaged
+        if (
+            base < self._local_start
+        ):  # the file was deleted after the damage was found; the copy in the object store is undamaged
             return
         fd = self.disk.open_append(self._path(base))
         try:
@@ -207,7 +217,9 @@ class Segments:
             raise LogDamaged(f"position {position} is outside the log ({self.start} to {self.end})")
         return self.base_of(position)
 
-    def _read_stored(self, read: Callable[[SegmentIndex, int, int], bytes], base: int, at: int, size: int) -> bytes:
+    def _read_stored(
+        self, read: Callable[[SegmentIndex, int, int], bytes], base: int, at: int, size: int
+    ) -> bytes:
         index = self._indexes[base]
         size = min(size, index.size - at)
         return index.head[at : at + size] if at + size <= len(index.head) else read(index, at, size)
@@ -256,14 +268,21 @@ class Segments:
 
     def truncate(self, position: int) -> None:
         """Cut the log so that it ends at `position`; later segments are deleted. Only recovery, and a slave whose log diverged, do this."""
-        check(position >= self._local_start, f"a cut to {position} would reach what is only in the object store")
-        self.flushed = min(self.flushed, position)  # lower and count first, for readers in other threads
+        check(
+            position >= self._local_start,
+            f"a cut to {position} would reach what is only in the object store",
+        )
+        self.flushed = min(
+            self.flushed, position
+        )  # lower and count first, for readers in other threads
         self.cuts += 1
         while self._bases[-1] >= position and self._bases[-1] > self._local_start:
             self._drop_last()
         self.disk.truncate(self._active, position - self._bases[-1])
         self.end = position
-        self.cuts += 1  # count again, because lookups in the middle of the cut are not valid any more
+        self.cuts += (
+            1  # count again, because lookups in the middle of the cut are not valid any more
+        )
         self._folder_changes += 1
 
     def _drop_last(self) -> None:
@@ -321,7 +340,10 @@ class Segments:
         """Begin this empty log with segments that have written indexes and no files."""
         bases = [*[each.base for each in indexes], self.start]
         ends = [each.end for each in indexes]
-        check(ends == bases[1:] and self.end == self.start, f"segments up to {ends[-1:]} do not end where the log begins, at {self.start}")
+        check(
+            ends == bases[1:] and self.end == self.start,
+            f"segments up to {ends[-1:]} do not end where the log begins, at {self.start}",
+        )
         self._bases[:0] = bases[:-1]
         self._indexes.update({each.base: each for each in indexes})
 
@@ -330,7 +352,10 @@ class Segments:
         the files, for the caller to delete.
         """
         released: list[Path] = []
-        while self._local_start in self._indexes and (end := self.segment_end(self._local_start)) <= position:
+        while (
+            self._local_start in self._indexes
+            and (end := self.segment_end(self._local_start)) <= position
+        ):
             self._forget_reader(self._local_start)
             released.append(self._path(self._local_start))
             self._local_start = end
@@ -359,7 +384,9 @@ class Segments:
         changes = self._folder_changes
         folder = self.folder if changes > self._folder_changes_synced else None
         self._syncing[self._active] += 1
-        return SyncPlan(self.disk, self.end, self._active, self.flushed < self.end, folder, changes, self.cuts)
+        return SyncPlan(
+            self.disk, self.end, self._active, self.flushed < self.end, folder, changes, self.cuts
+        )
 
     def end_sync(self, plan: SyncPlan) -> None:
         """Finish a plan that was run: everything before its position survives a power cut, unless the log was cut meanwhile."""

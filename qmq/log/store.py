@@ -44,7 +44,17 @@ from qmq.log.actions import (
 from qmq.log.command_messages import QueueErasure
 from qmq.log.consume_log import IndexEntry
 from qmq.log.disk import Disk, FolderLock, FreeSpace, Unflushed
-from qmq.log.envelopes import SnapshotReader, begins_at, entry_at, epoch_of, first_index, to_payloads, unwrap, with_epoch, wrap
+from qmq.log.envelopes import (
+    SnapshotReader,
+    begins_at,
+    entry_at,
+    epoch_of,
+    first_index,
+    to_payloads,
+    unwrap,
+    with_epoch,
+    wrap,
+)
 from qmq.log.group_state import Settled
 from qmq.log.log_config import Flush, LogConfig
 from qmq.log.queue import CHANGES, Queue, Sealed, apply
@@ -54,7 +64,15 @@ from qmq.log.segments import FlushPlan, Segments
 from qmq.model import Partition, QueueId
 from qmq.process.event_loop import Clock
 from qmq.process.files import make_private
-from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Envelope, Kind, parse_envelope, place, region_crc_of
+from qmq.wire.batch import (
+    ENVELOPE_BYTES,
+    BatchView,
+    Envelope,
+    Kind,
+    parse_envelope,
+    place,
+    region_crc_of,
+)
 from qmq.wire.batch_columns import REGION, RegionHeader, check_region
 from qmq.wire.frame_payloads import Produced
 
@@ -226,10 +244,24 @@ class Store:
             key = (id(queue), header.producer_id, header.batch_sequence)
             produced = None if are_new else seen.get(key) or queue.find_duplicate(header)
             if produced is None:
-                sequence, cumulative = following.get(id(queue)) or (queue.next_sequence, queue.cumulative_bytes)
+                sequence, cumulative = following.get(id(queue)) or (
+                    queue.next_sequence,
+                    queue.cumulative_bytes,
+                )
                 index += 1
                 total = ENVELOPE_BYTES + len(batch.region)
-                buffers.append(place(Kind.DATA, total, batch.region_crc, sequence, self.epoch, index, time_ms, flushed))
+                buffers.append(
+                    place(
+                        Kind.DATA,
+                        total,
+                        batch.region_crc,
+                        sequence,
+                        self.epoch,
+                        index,
+                        time_ms,
+                        flushed,
+                    )
+                )
                 buffers.append(batch.region)
                 entries.append(
                     (
@@ -269,7 +301,13 @@ class Store:
         if not self.unflushed.is_open:
             self.unflushed.wrote(first, self.clock.monotonic_ms())
         if self.is_replicated:
-            self.tail.add(Write(first, self.index, WriteRun(log, segments.bases[-1], position, size, tuple(buffers))))
+            self.tail.add(
+                Write(
+                    first,
+                    self.index,
+                    WriteRun(log, segments.bases[-1], position, size, tuple(buffers)),
+                )
+            )
 
     def note_epoch(self, epoch: int, index: int) -> None:
         """Note that an entry of `epoch` was written at `index`."""
@@ -278,13 +316,20 @@ class Store:
         elif index < self.epochs[-1][1]:  # the store had the message log before
             self.epochs = with_epoch(self.epochs, epoch, index)
 
-    def _stored(self, entries: list[tuple[Queue, IndexEntry]], buffers: list[bytes], first: int) -> None:
+    def _stored(
+        self, entries: list[tuple[Queue, IndexEntry]], buffers: list[bytes], first: int
+    ) -> None:
         put = self.cache.put
         for at, (queue, entry) in enumerate(entries):
             queue.index.append(entry)
             queue.note(entry)
             if self.projection is not None:
-                self.projection.take(first + at, entry.append_time_ms, buffers[2 * at + 1], region_crc_of(buffers[2 * at]))
+                self.projection.take(
+                    first + at,
+                    entry.append_time_ms,
+                    buffers[2 * at + 1],
+                    region_crc_of(buffers[2 * at]),
+                )
             put(entry.position, buffers[2 * at], buffers[2 * at + 1])
             if self.commits_at_once:
                 queue.visible_sequence = queue.next_sequence
@@ -364,7 +409,15 @@ class Store:
         flushed = self.logs[log].flushed
         buffers: list[bytes] = []
         for index, (count, payload) in enumerate(entries, self.index + 1):
-            buffers += wrap(kind, payload, count=count, epoch=self.epoch, index=index, time_ms=time_ms, flushed=flushed)
+            buffers += wrap(
+                kind,
+                payload,
+                count=count,
+                epoch=self.epoch,
+                index=index,
+                time_ms=time_ms,
+                flushed=flushed,
+            )
         self._write(log, buffers, sum(map(len, buffers)), len(entries))
 
     def append_command(self, queue: Queue, change_id: str, to_version: int) -> None:
@@ -380,15 +433,37 @@ class Store:
             self._open_segment(MESSAGES, (each.to_snapshot() for each in self.queues.values()))
         time_ms = self.last_time_ms = max(self.clock.time_ms(), self.last_time_ms)
         index, flushed = self.index + 1, self.messages.flushed
-        envelope = place(Kind.COMMAND, total, crc32c(region), queue.next_sequence, self.epoch, index, time_ms, flushed)
-        entry = IndexEntry(queue.next_sequence, self.messages.end, time_ms, 0, 0, 0, queue.cumulative_bytes, total, 1)
+        envelope = place(
+            Kind.COMMAND,
+            total,
+            crc32c(region),
+            queue.next_sequence,
+            self.epoch,
+            index,
+            time_ms,
+            flushed,
+        )
+        entry = IndexEntry(
+            queue.next_sequence,
+            self.messages.end,
+            time_ms,
+            0,
+            0,
+            0,
+            queue.cumulative_bytes,
+            total,
+            1,
+        )
         self._write(MESSAGES, [envelope, region], total, 1)
         self._stored([(queue, entry)], [envelope, region], self.index)
         self._obey(queue, command_messages.read(region, entry.base_sequence))
 
     def append_barrier(self, epoch: int) -> None:
         """Begin `epoch` with an entry that holds nothing else. Raises DiskFull."""
-        check(epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0], f"epoch {epoch} is behind {self.epochs}")
+        check(
+            epoch > self.epoch or not self.epochs or epoch > self.epochs[-1][0],
+            f"epoch {epoch} is behind {self.epochs}",
+        )
         self.epoch = epoch
         self.messages.drop_empty()
         self._append_wrapped(MESSAGES, Kind.BARRIER, [(0, b"")])
@@ -410,7 +485,9 @@ class Store:
             self.unwritten.add(action, is_scheduled=True)
             return None
         self.unwritten.add(action, is_scheduled=False)
-        queue = self.queues.get((action.subject.encode(), action.partition)) or self.open_queue(action.subject, action.partition)
+        queue = self.queues.get((action.subject.encode(), action.partition)) or self.open_queue(
+            action.subject, action.partition
+        )
         part, change = CHANGES[type(action)]
         return change(part(queue, action.group), action)
 
@@ -425,7 +502,9 @@ class Store:
         self.actions.drop_empty()
         while entries := self.unwritten.entries():
             first = self.index + 1
-            self._append_wrapped(ACTIONS, Kind.ACTIONS, [(each.actions, each.payload) for each in entries])
+            self._append_wrapped(
+                ACTIONS, Kind.ACTIONS, [(each.actions, each.payload) for each in entries]
+            )
             self.unwritten.written(len(entries))
             if self.projection is not None:
                 for index, entry in enumerate(entries, first):
@@ -451,7 +530,9 @@ class Store:
             queue.add(entry)
             queue.visible_sequence = queue.next_sequence
             if self.projection is not None:
-                self.projection.take(envelope.index, envelope.append_time_ms, region, envelope.region_crc)
+                self.projection.take(
+                    envelope.index, envelope.append_time_ms, region, envelope.region_crc
+                )
             if envelope.kind == Kind.COMMAND:
                 self._obey(queue, command_messages.read(region, entry.base_sequence))
 
@@ -474,7 +555,9 @@ class Store:
             else:
                 self.open_queue(state[0], state[1]).load_share(state)
 
-    def index_entry(self, position: int, envelope: Envelope, region: bytes) -> tuple[Queue, IndexEntry]:
+    def index_entry(
+        self, position: int, envelope: Envelope, region: bytes
+    ) -> tuple[Queue, IndexEntry]:
         """A batch's queue, and its entry in the consume log."""
         view = BatchView(envelope, region)
         queue = self.open_queue(view.subject, view.header.partition)
@@ -482,7 +565,9 @@ class Store:
 
     def _share_states(self) -> list[list[object]]:
         queues = self.queues.values()
-        return [state for queue in queues for state in queue.share_states()] + [state for queue in queues for state in queue.lane_states()]
+        return [state for queue in queues for state in queue.share_states()] + [
+            state for queue in queues for state in queue.lane_states()
+        ]
 
     # --- reading -------------------------------------------------------------------------------------------------------
 
@@ -503,14 +588,18 @@ class Store:
         try:
             found = parse_envelope(envelope)
             if found.base_sequence != entry.base_sequence or found.total_bytes != entry.total_bytes:
-                raise CorruptBatch(f"the consume log says sequence {entry.base_sequence}, the log {found.base_sequence}")
+                raise CorruptBatch(
+                    f"the consume log says sequence {entry.base_sequence}, the log {found.base_sequence}"
+                )
             check_region(region, found.region_crc)
             count = RegionHeader._make(REGION.unpack_from(region)[:10]).count
             if count != entry.count:
                 raise CorruptBatch(f"the consume log says {entry.count} messages, the log {count}")
         except CorruptBatch as cause:
             if self._is_misindexed(queue, entry):
-                raise queue.index.distrust(entry.base_sequence, f"says another thing than the log ({cause.message})") from cause
+                raise queue.index.distrust(
+                    entry.base_sequence, f"says another thing than the log ({cause.message})"
+                ) from cause
             where = f"messages {entry.base_sequence} to {entry.next_sequence - 1} of {queue.id} are damaged on disk ({cause.message})"
             text = f"{where}; to continue after them: qmq group reset --to {entry.next_sequence}"
             raise LogDamaged(text, log=MESSAGES, position=entry.position) from cause
@@ -520,7 +609,11 @@ class Store:
     def _object_damaged(queue: Queue, entry: IndexEntry, cause: ObjectDamaged) -> LogDamaged:
         """The error that also says which messages of the queue the object has."""
         number = queue.index.find_position(cause.end)
-        following = queue.index.entry(number).base_sequence if number < queue.index.count else queue.next_sequence
+        following = (
+            queue.index.entry(number).base_sequence
+            if number < queue.index.count
+            else queue.next_sequence
+        )
         return LogDamaged(
             f"messages {entry.base_sequence} to {following - 1} of {queue.id} are in the object store only, and {cause.message}; "
             f"to continue after them: qmq group reset --to {following}"
@@ -532,7 +625,11 @@ class Store:
         """
         index = queue.index
         number = index.find_sequence(entry.base_sequence)
-        begin = index.entry(number - 1).position if number > index.first else self.messages.base_of(entry.position)
+        begin = (
+            index.entry(number - 1).position
+            if number > index.first
+            else self.messages.base_of(entry.position)
+        )
         is_entry = begins_at(self.messages, begin, entry.position)
         if not is_entry:
             return is_entry is False
@@ -561,7 +658,9 @@ class Store:
     @property
     def is_flushed(self) -> bool:
         """True if everything written survives a power cut."""
-        return self.messages.flushed == self.messages.end and self.actions.flushed == self.actions.end
+        return (
+            self.messages.flushed == self.messages.end and self.actions.flushed == self.actions.end
+        )
 
     def give_way(self) -> None:
         """Release the folder for the store that is opened next. Memory and open files can still be read."""

@@ -34,7 +34,14 @@ from qmq_coordination.access_records import (
     rule_key,
     token_key,
 )
-from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, Put, absent, unchanged
+from qmq_coordination.coordination_store import (
+    CoordinationStore,
+    Delete,
+    KeyValue,
+    Put,
+    absent,
+    unchanged,
+)
 from qmq_coordination.view import ClusterView, ViewChange
 
 from qmq.errors import InvalidArgument, QmqError, QuotaExceeded, RouteConflict
@@ -68,7 +75,13 @@ NAMESPACE_RECORDS_MAX: Final = 1_000
 
 
 class AccessService(access_pb2_grpc.AccessServicer):
-    def __init__(self, store: CoordinationStore, access: AccessControl, clock: Clock, open_links: Callable[[], list[str]] = list) -> None:
+    def __init__(
+        self,
+        store: CoordinationStore,
+        access: AccessControl,
+        clock: Clock,
+        open_links: Callable[[], list[str]] = list,
+    ) -> None:
         """`open_links` returns addresses of servers to which tokens must not be shown, because they would travel in plain text."""
         self._store, self._access, self._clock, self._open_links = store, access, clock, open_links
 
@@ -90,8 +103,16 @@ class AccessService(access_pb2_grpc.AccessServicer):
     async def ListRules(self, request: pb.ListRulesRequest) -> pb.ListRulesResponse:
         state, prefix = self._access.state, request.namespace
         return pb.ListRulesResponse(
-            rules=[_rule_message(rule) for _, rule in sorted(state.rules.items()) if rule.need.name.startswith(prefix)],
-            roles=[pb.Role(name=name, members=sorted(members)) for name, members in sorted(state.roles.items()) if name.startswith(prefix)],
+            rules=[
+                _rule_message(rule)
+                for _, rule in sorted(state.rules.items())
+                if rule.need.name.startswith(prefix)
+            ],
+            roles=[
+                pb.Role(name=name, members=sorted(members))
+                for name, members in sorted(state.roles.items())
+                if name.startswith(prefix)
+            ],
             mode=state.mode.value,
         )
 
@@ -100,21 +121,36 @@ class AccessService(access_pb2_grpc.AccessServicer):
         principal = Principal.parse(request.principal)
         need = Need(operation_of(request.operation), kind_of(request.kind), request.name)
         if need.kind is ResourceKind.NAMESPACE and need.operation is not Operation.ADMINISTER:
-            raise InvalidArgument(f"a namespace has one operation, administer: ask about {need.operation.value} on a subject or a group")
+            raise InvalidArgument(
+                f"a namespace has one operation, administer: ask about {need.operation.value} on a subject or a group"
+            )
         decision, book = self._access.decide(principal, need), self._access.state.book
         rule = None if decision.rule is None else _rule_message(decision.rule)
-        return pb.TestAccessResponse(is_allowed=decision.is_allowed, rule=rule, roles=book.roles_of(principal), by=decision.by)
+        return pb.TestAccessResponse(
+            is_allowed=decision.is_allowed,
+            rule=rule,
+            roles=book.roles_of(principal),
+            by=decision.by,
+        )
 
     @answering
     async def ListTokens(self, request: pb.ListTokensRequest) -> pb.ListTokensResponse:
         return pb.ListTokensResponse(
-            tokens=[_token_message(each) for _, each in sorted(self._access.state.tokens.items()) if _is_below(each, request.namespace)]
+            tokens=[
+                _token_message(each)
+                for _, each in sorted(self._access.state.tokens.items())
+                if _is_below(each, request.namespace)
+            ]
         )
 
     @answering
     async def ListQuotas(self, request: pb.ListQuotasRequest) -> pb.ListQuotasResponse:
         return pb.ListQuotasResponse(
-            quotas=[_quota_message(each) for _, each in sorted(self._access.state.quotas.items()) if each.is_below(request.namespace)]
+            quotas=[
+                _quota_message(each)
+                for _, each in sorted(self._access.state.quotas.items())
+                if each.is_below(request.namespace)
+            ]
         )
 
     # --- rules and roles -----------------------------------------------------------------------------------------------
@@ -124,8 +160,14 @@ class AccessService(access_pb2_grpc.AccessServicer):
         rule = self._rule_of(request.rule)
         state = self._access.state
         if len(state.rules) >= RULES_MAX and rule.id not in state.rules:
-            raise InvalidArgument(f"there are already {RULES_MAX} rules, the limit: replace rules by patterns and roles")
-        self._require_room("rules", rule.need.name, (each.need.name for name, each in state.rules.items() if name != rule.id))
+            raise InvalidArgument(
+                f"there are already {RULES_MAX} rules, the limit: replace rules by patterns and roles"
+            )
+        self._require_room(
+            "rules",
+            rule.need.name,
+            (each.need.name for name, each in state.rules.items() if name != rule.id),
+        )
         self._require_way_back(RuleBook({**state.rules, rule.id: rule}, state.roles), rule.need)
 
         def changed(item: KeyValue | None) -> bytes:
@@ -143,16 +185,26 @@ class AccessService(access_pb2_grpc.AccessServicer):
             raise InvalidArgument(f"there is no rule {request.id!r}: `qmq acl list` shows them")
         left = {name: each for name, each in state.rules.items() if name != request.id}
         self._require_way_back(RuleBook(left, state.roles), known.need)
-        await self._swap(rule_key(request.id), lambda item: self._require_stored("DeleteRule", request.id, item))
+        await self._swap(
+            rule_key(request.id), lambda item: self._require_stored("DeleteRule", request.id, item)
+        )
         return pb.DeleteRuleResponse()
 
     @answering
     async def ChangeRole(self, request: pb.ChangeRoleRequest) -> pb.Role:
         check_name("role", request.name)
-        add, remove = ({str(Principal.parse(each)) for each in names} for names in (request.add, request.remove))
+        add, remove = (
+            {str(Principal.parse(each)) for each in names}
+            for names in (request.add, request.remove)
+        )
         state, members = self._access.state, frozenset[str]()
-        self._require_room("roles", request.name, (name for name in state.roles if name != request.name))
-        changed_roles = {**state.roles, request.name: (state.roles.get(request.name, members) | add) - remove}
+        self._require_room(
+            "roles", request.name, (name for name in state.roles if name != request.name)
+        )
+        changed_roles = {
+            **state.roles,
+            request.name: (state.roles.get(request.name, members) | add) - remove,
+        }
         self._require_way_back(RuleBook(state.rules, changed_roles), on_namespace(request.name))
 
         def changed(item: KeyValue | None) -> bytes | None:
@@ -169,7 +221,9 @@ class AccessService(access_pb2_grpc.AccessServicer):
         try:
             mode = AccessMode(request.mode)
         except ValueError:
-            raise InvalidArgument(f"the mode is off, watch or enforce, not {request.mode!r}") from None
+            raise InvalidArgument(
+                f"the mode is off, watch or enforce, not {request.mode!r}"
+            ) from None
         state = self._access.state
         if mode is AccessMode.ENFORCE:
             self._require_way_back(state.book, on_cluster(Operation.ADMINISTER), mode)
@@ -193,23 +247,33 @@ class AccessService(access_pb2_grpc.AccessServicer):
             rule = decode_rule(rule_id, item.value)
         except (ValueError, TypeError, KeyError, AttributeError, QmqError):
             rule = None
-        self._access.require(CALLER.get(), action, on_cluster(Operation.ADMINISTER) if rule is None else rule.need)
+        self._access.require(
+            CALLER.get(), action, on_cluster(Operation.ADMINISTER) if rule is None else rule.need
+        )
 
     def _require_room(self, what: str, name: str, names: Iterable[str]) -> None:
         """Raise QuotaExceeded if the widest namespace of the new record's name is full."""
         rules = self._access.state.rules.values()
-        around = [each.pattern for each in rules if each.kind is ResourceKind.NAMESPACE and name.startswith(each.pattern)]
+        around = [
+            each.pattern
+            for each in rules
+            if each.kind is ResourceKind.NAMESPACE and name.startswith(each.pattern)
+        ]
         if around:
             widest = min(around, key=len)
             if sum([each.startswith(widest) for each in names]) >= NAMESPACE_RECORDS_MAX:
-                raise QuotaExceeded(f"namespace {widest} already has {NAMESPACE_RECORDS_MAX} {what}, the limit: remove unused ones")
+                raise QuotaExceeded(
+                    f"namespace {widest} already has {NAMESPACE_RECORDS_MAX} {what}, the limit: remove unused ones"
+                )
 
     def _rule_of(self, message: pb.AccessRule) -> AccessRule:
         operations = frozenset(map(operation_of, message.operations))
         kind, pattern = kind_of(message.kind), message.pattern or "*"
         by, at_ms = str(CALLER.get().principal), self._clock.time_ms()
         name = message.id or _id_of(message, operations, pattern)
-        return AccessRule(name, message.is_deny, message.principal, operations, kind, pattern, by, at_ms).check()
+        return AccessRule(
+            name, message.is_deny, message.principal, operations, kind, pattern, by, at_ms
+        ).check()
 
     # --- tokens and quotas ---------------------------------------------------------------------------------------------
 
@@ -217,11 +281,19 @@ class AccessService(access_pb2_grpc.AccessServicer):
     async def CreateToken(self, request: pb.CreateTokenRequest) -> pb.CreateTokenResponse:
         now_ms = self._clock.time_ms()
         if request.ends_ms and request.ends_ms <= now_ms:
-            raise InvalidArgument("a token's end must be in the future; give none for a token without an end")
+            raise InvalidArgument(
+                "a token's end must be in the future; give none for a token without an end"
+            )
         if len(self._access.state.tokens) >= TOKENS_MAX:
-            raise InvalidArgument(f"there are already {TOKENS_MAX} tokens, the limit: revoke unused tokens")
+            raise InvalidArgument(
+                f"there are already {TOKENS_MAX} tokens, the limit: revoke unused tokens"
+            )
         by, principal = str(CALLER.get().principal), Principal.parse(request.principal)
-        self._require_room("tokens", principal.name, (each.principal.name for each in self._access.state.tokens.values()))
+        self._require_room(
+            "tokens",
+            principal.name,
+            (each.principal.name for each in self._access.state.tokens.values()),
+        )
         made = new_token(principal, by=by, now_ms=now_ms, ends_ms=request.ends_ms)
         await self._swap(token_key(made.record.id), lambda _: encode_token(made.record))
         return pb.CreateTokenResponse(token=made.token, info=_token_message(made.record))
@@ -231,7 +303,11 @@ class AccessService(access_pb2_grpc.AccessServicer):
         if bool(request.id) is bool(request.principal):
             raise InvalidArgument("name the token by its id or its principal")
         tokens = self._access.state.tokens.values()
-        found = sorted(each.id for each in tokens if each.id == request.id or str(each.principal) == request.principal)
+        found = sorted(
+            each.id
+            for each in tokens
+            if each.id == request.id or str(each.principal) == request.principal
+        )
         if not found:
             raise InvalidArgument("there is no such token: `qmq user list` shows them")
         for each in found:
@@ -241,11 +317,19 @@ class AccessService(access_pb2_grpc.AccessServicer):
     @answering
     async def PutQuota(self, request: pb.PutQuotaRequest) -> pb.AccessQuota:
         message, state = request.quota, self._access.state
-        is_team = self._access.is_enforced and not self._may(CALLER.get(), state.book, on_cluster(Operation.ADMINISTER))
+        is_team = self._access.is_enforced and not self._may(
+            CALLER.get(), state.book, on_cluster(Operation.ADMINISTER)
+        )
         name = message.id or f"{'team' if is_team else 'quota'}-{_digest(message.principal)}"
-        quota = Quota.of(check_name("quota", name), message.principal, dict(message.limits), is_team=is_team)
+        quota = Quota.of(
+            check_name("quota", name), message.principal, dict(message.limits), is_team=is_team
+        )
         if is_team:
-            of_teams = (each.need.name for other, each in state.quotas.items() if each.is_team and other != name)
+            of_teams = (
+                each.need.name
+                for other, each in state.quotas.items()
+                if each.is_team and other != name
+            )
             self._require_room("quotas", quota.need.name, of_teams)
 
         def changed(item: KeyValue | None) -> bytes:
@@ -259,7 +343,10 @@ class AccessService(access_pb2_grpc.AccessServicer):
     async def DeleteQuota(self, request: pb.DeleteQuotaRequest) -> pb.DeleteQuotaResponse:
         if request.id not in self._access.state.quotas:
             raise InvalidArgument(f"there is no quota {request.id!r}: `qmq quota list` shows them")
-        await self._swap(quota_key(request.id), lambda item: self._require_stored_quota("DeleteQuota", request.id, item))
+        await self._swap(
+            quota_key(request.id),
+            lambda item: self._require_stored_quota("DeleteQuota", request.id, item),
+        )
         return pb.DeleteQuotaResponse()
 
     def _require_stored_quota(self, action: str, quota_id: str, item: KeyValue | None) -> None:
@@ -271,12 +358,19 @@ class AccessService(access_pb2_grpc.AccessServicer):
         except (ValueError, TypeError, KeyError, AttributeError, QmqError):
             known = None
         is_team = known is not None and known.is_team
-        self._access.require(CALLER.get(), action, known.need if known is not None and is_team else on_cluster(Operation.ADMINISTER))
+        self._access.require(
+            CALLER.get(),
+            action,
+            known.need if known is not None and is_team else on_cluster(Operation.ADMINISTER),
+        )
 
     # --- how -----------------------------------------------------------------------------------------------------------
 
     def _may(self, caller: Caller, book: RuleBook, need: Need) -> bool:
-        return str(caller.principal) in self._access.config.admins or book.decide(caller.principal, need).is_allowed
+        return (
+            str(caller.principal) in self._access.config.admins
+            or book.decide(caller.principal, need).is_allowed
+        )
 
     def _require_way_back(self, book: RuleBook, need: Need, mode: AccessMode | None = None) -> None:
         """Raise InvalidArgument if the caller could not make this change again. The change needs the permission `need`."""
@@ -296,7 +390,11 @@ class AccessService(access_pb2_grpc.AccessServicer):
             if value is None and item is None:
                 return
             condition = absent(key) if item is None else unchanged(item)
-            if (await self._store.txn([condition], [Delete(key) if value is None else Put(key, value)])).succeeded:
+            if (
+                await self._store.txn(
+                    [condition], [Delete(key) if value is None else Put(key, value)]
+                )
+            ).succeeded:
                 return
         raise RouteConflict(f"{key} changed at the same time: try again")
 
@@ -315,12 +413,20 @@ def kind_of(text: str) -> ResourceKind:
     try:
         return ResourceKind(text)
     except ValueError:
-        raise InvalidArgument(f"a resource is a subject, a group, a namespace or the cluster, not {text!r}") from None
+        raise InvalidArgument(
+            f"a resource is a subject, a group, a namespace or the cluster, not {text!r}"
+        ) from None
 
 
 def _id_of(message: pb.AccessRule, operations: frozenset[Operation], pattern: str) -> str:
     """The id of a rule. Equal rules have the same id, so a rule that is added twice exists once."""
-    parts = (str(message.is_deny), message.principal, ",".join(sorted(each.value for each in operations)), message.kind, pattern)
+    parts = (
+        str(message.is_deny),
+        message.principal,
+        ",".join(sorted(each.value for each in operations)),
+        message.kind,
+        pattern,
+    )
     return _digest("\n".join(parts))
 
 
@@ -342,23 +448,38 @@ def _rule_message(rule: AccessRule) -> pb.AccessRule:
 
 
 def _token_message(record: TokenRecord) -> pb.TokenInfo:
-    return pb.TokenInfo(id=record.id, principal=str(record.principal), ends_ms=record.ends_ms, by=record.by, at_ms=record.at_ms)
+    return pb.TokenInfo(
+        id=record.id,
+        principal=str(record.principal),
+        ends_ms=record.ends_ms,
+        by=record.by,
+        at_ms=record.at_ms,
+    )
 
 
 def _is_below(record: TokenRecord, prefix: str) -> bool:
-    return not prefix or (record.principal.kind == APPLICATION and record.principal.name.startswith(prefix))
+    return not prefix or (
+        record.principal.kind == APPLICATION and record.principal.name.startswith(prefix)
+    )
 
 
 def _quota_message(quota: Quota) -> pb.AccessQuota:
-    return pb.AccessQuota(id=quota.id, principal=quota.principal, limits=quota.limits(), is_team=quota.is_team)
+    return pb.AccessQuota(
+        id=quota.id, principal=quota.principal, limits=quota.limits(), is_team=quota.is_team
+    )
 
 
 def follow_access(
-    view: ClusterView, config: AccessConfig | None = None, audit: AuditLog | None = None, clock: Clock | None = None
+    view: ClusterView,
+    config: AccessConfig | None = None,
+    audit: AuditLog | None = None,
+    clock: Clock | None = None,
 ) -> AccessControl:
     """Access control by a view, notified of each change. Raises InvalidArgument."""
     verify = None if config is None else _verify_of(config)
-    access = AccessControl(view, config, audit=audit, verify=verify, now_ms=(clock or SystemClock()).time_ms)
+    access = AccessControl(
+        view, config, audit=audit, verify=verify, now_ms=(clock or SystemClock()).time_ms
+    )
 
     def changed(change: ViewChange) -> None:
         if change.access:
@@ -374,7 +495,9 @@ def _verify_of(config: AccessConfig) -> Verify | None:
     try:
         from qmq.security.jwt_tokens import JwtVerifier
     except ImportError as cause:
-        raise InvalidArgument("tokens of an identity provider need PyJWT: pip install 'qmq[oidc]'") from cause
+        raise InvalidArgument(
+            "tokens of an identity provider need PyJWT: pip install 'qmq[oidc]'"
+        ) from cause
     return JwtVerifier(config.jwt).verify
 
 

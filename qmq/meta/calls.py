@@ -41,7 +41,14 @@ from qmq.errors import (
     UnknownSubject,
     WrongServer,
 )
-from qmq.model import OPERATORS, DelayedId, MessageId, check_name, dead_letter_subject, is_dead_letters
+from qmq.model import (
+    OPERATORS,
+    DelayedId,
+    MessageId,
+    check_name,
+    dead_letter_subject,
+    is_dead_letters,
+)
 from qmq.process.event_loop import time_of
 from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import control_pb2_grpc, delay_pb2_grpc
@@ -80,7 +87,9 @@ class BrokerAnswers:
 
     def complete(self) -> list[Any]:
         """All answers. Raises NotConnected if a group did not answer, and a group's error if no group has the requested thing."""
-        self.require_all(f"not on {', '.join(self.absent)}" if self.absent and not self.found else "")
+        self.require_all(
+            f"not on {', '.join(self.absent)}" if self.absent and not self.found else ""
+        )
         if not self.found and self.absent:
             raise next(iter(self.absent.values()))
         return list(self.found.values())
@@ -120,10 +129,19 @@ class Brokers:
         self._connections: dict[tuple[str, str], _ReplicaStubs] = {}
         """The connections by group and replica."""
 
-    async def ask(self, group: str, place: MasterRecord | ReplicaRecord, method: str, request: Any, timeout_s: float = BROKER_S) -> Any:
+    async def ask(
+        self,
+        group: str,
+        place: MasterRecord | ReplicaRecord,
+        method: str,
+        request: Any,
+        timeout_s: float = BROKER_S,
+    ) -> Any:
         """Call the control port of a group's replica. Raises the replica's typed error, NotConnected, WrongServer, DeadlineExceeded."""
         stubs = await self._connection(group, place)
-        call: Callable[..., Awaitable[Any]] = getattr(stubs.control if hasattr(stubs.control, method) else stubs.delay, method)
+        call: Callable[..., Awaitable[Any]] = getattr(
+            stubs.control if hasattr(stubs.control, method) else stubs.delay, method
+        )
         try:
             return await call(request, timeout=timeout_s)
         except grpc.RpcError as cause:
@@ -134,16 +152,28 @@ class Brokers:
         known = self._connections.get((group, place.replica))
         if known is not None and known.address == place.control_address:
             return known
-        channel = self._network.channel(place.control_address, lambda: ServerName(self._view.cluster, group, place.replica))
+        channel = self._network.channel(
+            place.control_address, lambda: ServerName(self._view.cluster, group, place.replica)
+        )
         self._connections[group, place.replica] = found = _ReplicaStubs(
-            place.control_address, channel, control_pb2_grpc.BrokerControlStub(channel), delay_pb2_grpc.DelayControlStub(channel)
+            place.control_address,
+            channel,
+            control_pb2_grpc.BrokerControlStub(channel),
+            delay_pb2_grpc.DelayControlStub(channel),
         )
         if known is not None:
             await known.channel.close()
         return found
 
     async def ask_master(
-        self, group: str, method: str, request: Any, *, timeout_s: float = BROKER_S, is_change: bool = False, at_most_once: bool = False
+        self,
+        group: str,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float = BROKER_S,
+        is_change: bool = False,
+        at_most_once: bool = False,
     ) -> Any:
         """Call a group's master. A change is repeated at another master only if the first one answered NotMaster or WrongServer; and with
         `at_most_once`, only if the first one has not begun it.
@@ -153,16 +183,29 @@ class Brokers:
         """
         master = self._view.group(group).master
         if master is None:
-            raise NotConnected(f"broker group {group!r} has no master at the moment: try again soon, or see `qmq cluster status`")
+            raise NotConnected(
+                f"broker group {group!r} has no master at the moment: try again soon, or see `qmq cluster status`"
+            )
         try:
             return await self._ask(group, master, method, request, timeout_s, is_change=is_change)
         except (NotMaster, NotConnected, DeadlineExceeded) as failure:
-            newer = await self._newer(group, failure) if isinstance(failure, NotMaster | WrongServer) or not is_change else None
+            newer = (
+                await self._newer(group, failure)
+                if isinstance(failure, NotMaster | WrongServer) or not is_change
+                else None
+            )
             was_begun = is_change and failure.outcome is Outcome.UNKNOWN
             if newer is None or _place(newer) == _place(master) or (was_begun and at_most_once):
                 raise _silent(group, master, failure) from failure
         try:
-            return await self._ask(group, newer, method, request, timeout_s if is_change else AGAIN_S, is_change=is_change)
+            return await self._ask(
+                group,
+                newer,
+                method,
+                request,
+                timeout_s if is_change else AGAIN_S,
+                is_change=is_change,
+            )
         except (NotMaster, NotConnected, DeadlineExceeded) as failure:
             silent = _silent(group, newer, failure)
             if was_begun:
@@ -173,7 +216,16 @@ class Brokers:
                 raise type(refusal)(refusal.message, outcome=Outcome.UNKNOWN) from refusal
             raise
 
-    async def _ask(self, group: str, master: MasterRecord, method: str, request: Any, timeout_s: float, *, is_change: bool) -> Any:
+    async def _ask(
+        self,
+        group: str,
+        master: MasterRecord,
+        method: str,
+        request: Any,
+        timeout_s: float,
+        *,
+        is_change: bool,
+    ) -> Any:
         try:
             answer = await self.ask(group, master, method, request, timeout_s)
         except QmqError as failure:
@@ -207,10 +259,17 @@ class Brokers:
         """
         names = list(groups)
         if not names:
-            raise NotConnected("no broker is registered: is one running, and can it reach the coordination store?")
-        asked = [self.ask_master(group, method, request, is_change=is_change, at_most_once=at_most_once) for group in names]
+            raise NotConnected(
+                "no broker is registered: is one running, and can it reach the coordination store?"
+            )
+        asked = [
+            self.ask_master(group, method, request, is_change=is_change, at_most_once=at_most_once)
+            for group in names
+        ]
         answers = BrokerAnswers()
-        for group, answer in zip(names, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+        for group, answer in zip(
+            names, await asyncio.gather(*asked, return_exceptions=True), strict=True
+        ):
             if isinstance(answer, absent):
                 answers.absent[group] = answer
             elif isinstance(answer, Unavailable):
@@ -245,22 +304,32 @@ class PartitionMasters:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
 
-    async def seal(self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int) -> int:
+    async def seal(
+        self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int
+    ) -> int:
         """Close a partition. Returns the sequence of its command message, which is the same at every call, also at a second master. Raises
         RouteConflict if another change closed it, and DiskFull.
         """
-        request = control.SealRequest(subject=subject, partition=partition, change_id=change_id, to_version=to_version)
-        answer: control.SealResponse = await self._brokers.ask_master(broker_group, "Seal", request, timeout_s=SEAL_S)
+        request = control.SealRequest(
+            subject=subject, partition=partition, change_id=change_id, to_version=to_version
+        )
+        answer: control.SealResponse = await self._brokers.ask_master(
+            broker_group, "Seal", request, timeout_s=SEAL_S
+        )
         return answer.sequence
 
     async def probe(self, broker_group: str, subject: str, partition: int) -> None:
         """Check that the group's master answers and commits. A refusal is an answer, too."""
         try:
-            await self.describe_lanes(broker_group, control.DescribeLanesRequest(subject=subject, partitions=[partition]))
+            await self.describe_lanes(
+                broker_group, control.DescribeLanesRequest(subject=subject, partitions=[partition])
+            )
         except CallerError:
             return
 
-    async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
+    async def describe_lanes(
+        self, broker_group: str, request: control.DescribeLanesRequest
+    ) -> control.DescribeLanesResponse:
         """See control.proto. Parked keys are asked for in pages."""
         asked = control.DescribeLanesRequest()
         asked.CopyFrom(request)
@@ -269,22 +338,32 @@ class PartitionMasters:
         found = page = await self._describe_lanes(broker_group, asked)
         statuses = {each.partition: each for each in found.partitions}
         while page.has_more_parked:
-            asked.parked_after.CopyFrom([key for each in page.partitions for key in each.parked][-1])
+            asked.parked_after.CopyFrom(
+                [key for each in page.partitions for key in each.parked][-1]
+            )
             page = await self._describe_lanes(broker_group, asked)
             for each in page.partitions:
                 if each.partition in statuses:
                     statuses[each.partition].parked.extend(each.parked)
         return found
 
-    async def _describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
-        answer: control.DescribeLanesResponse = await self._brokers.ask_master(broker_group, "DescribeLanes", request, timeout_s=LANES_S)
+    async def _describe_lanes(
+        self, broker_group: str, request: control.DescribeLanesRequest
+    ) -> control.DescribeLanesResponse:
+        answer: control.DescribeLanesResponse = await self._brokers.ask_master(
+            broker_group, "DescribeLanes", request, timeout_s=LANES_S
+        )
         return answer
 
     async def place_lanes(self, broker_group: str, request: control.PlaceLanesRequest) -> None:
         """See control.proto. A move of a group is requested from a second master only if the first certainly did nothing."""
-        await self._brokers.ask_master(broker_group, "PlaceLanes", request, timeout_s=PLACE_S, is_change=request.moves)
+        await self._brokers.ask_master(
+            broker_group, "PlaceLanes", request, timeout_s=PLACE_S, is_change=request.moves
+        )
 
-    async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
+    async def inherit_parked(
+        self, broker_group: str, request: control.InheritParkedRequest
+    ) -> None:
         """See control.proto. Raises RouteConflict. Calling a second master is harmless: it parks the same keys."""
         await self._brokers.ask_master(broker_group, "InheritParked", request, timeout_s=LANES_S)
 
@@ -292,7 +371,9 @@ class PartitionMasters:
         """Delete the group's state at one master. Returns the number of partitions that had state. Raises RouteConflict. Calling a second
         master is harmless: it has forgotten the group already.
         """
-        answer: control.DeleteGroupResponse = await self._brokers.ask_master(broker_group, "DeleteGroup", request, timeout_s=PLACE_S)
+        answer: control.DeleteGroupResponse = await self._brokers.ask_master(
+            broker_group, "DeleteGroup", request, timeout_s=PLACE_S
+        )
         return answer.queues
 
 
@@ -321,8 +402,12 @@ class Delays:
             await self._look(self._view.fetch(group_key(group, "delay")))
         groups = await self._require_groups()
         if group not in groups:
-            raise InvalidArgument(f"{request.id} belongs to delay group {group!r}, which does not exist; there are {', '.join(groups)}")
-        found: delay_pb.DelayedMessage = await self._brokers.ask_master(group, method, request, is_change=method != "ShowDelayed")
+            raise InvalidArgument(
+                f"{request.id} belongs to delay group {group!r}, which does not exist; there are {', '.join(groups)}"
+            )
+        found: delay_pb.DelayedMessage = await self._brokers.ask_master(
+            group, method, request, is_change=method != "ShowDelayed"
+        )
         return found
 
     async def subject_of(self, delayed_id: str) -> str:
@@ -340,7 +425,9 @@ class Delays:
         asked = delay_pb.ListDelayedRequest()
         asked.CopyFrom(request)
         asked.messages_max = most
-        answers = await self._brokers.ask_masters(await self._require_groups(), "ListDelayed", asked)
+        answers = await self._brokers.ask_masters(
+            await self._require_groups(), "ListDelayed", asked
+        )
         page = merged(answers.partial(), most)
         page.silent.update(answers.silent)
         return page
@@ -363,12 +450,16 @@ class Delays:
     async def describe(self) -> pb.DescribeDelaysResponse:
         """All groups, and which of them failed to answer. Raises NotConnected if there is no delay group."""
         groups = await self._require_groups()
-        answers = await self._brokers.ask_masters(groups, "DescribeDelay", delay_pb.DescribeDelayRequest(), absent=(QmqError,))
+        answers = await self._brokers.ask_masters(
+            groups, "DescribeDelay", delay_pb.DescribeDelayRequest(), absent=(QmqError,)
+        )
         silent = {group: failure.message for group, failure in answers.absent.items()}
         return pb.DescribeDelaysResponse(delays=list(answers.found.values()), silent=silent)
 
 
-def merged(pages: Sequence[delay_pb.ListDelayedResponse], most: int) -> delay_pb.ListDelayedResponse:
+def merged(
+    pages: Sequence[delay_pb.ListDelayedResponse], most: int
+) -> delay_pb.ListDelayedResponse:
     """One page of several groups' pages. Pure.
 
     A group whose page is not its last may have more messages right after its mark: so nothing after the lowest of these marks is returned
@@ -379,19 +470,29 @@ def merged(pages: Sequence[delay_pb.ListDelayedResponse], most: int) -> delay_pb
     known = list(heapq.merge(*[page.messages for page in pages], key=mark_of))
     shown = [message for message in known if end is None or mark_of(message) <= end]
     if len(shown) > most:
-        return delay_pb.ListDelayedResponse(messages=shown[:most], next=str(mark_of(shown[most - 1])))
+        return delay_pb.ListDelayedResponse(
+            messages=shown[:most], next=str(mark_of(shown[most - 1]))
+        )
     return delay_pb.ListDelayedResponse(messages=shown, next="" if end is None else str(end))
 
 
-async def describe_dead_letters(brokers: Brokers, hosts: Sequence[str], group: str) -> pb.DescribeDeadLettersResponse:
+async def describe_dead_letters(
+    brokers: Brokers, hosts: Sequence[str], group: str
+) -> pb.DescribeDeadLettersResponse:
     """The dead-letter queues of one group, or of all if it is empty, ordered by group. Raises InvalidName; NotConnected if no broker group
     answers.
     """
     subject = dead_letter_subject(check_name("group", group)) if group else ""
-    queues = await brokers.ask_masters(hosts, "DescribeQueues", control.DescribeQueuesRequest(subject=subject))
+    queues = await brokers.ask_masters(
+        hosts, "DescribeQueues", control.DescribeQueuesRequest(subject=subject)
+    )
     asked = control.DescribeGroupsRequest(subject=subject, group=OPERATORS)
     groups = await brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))
-    looked = {(each.subject, each.broker_group): each for answer in groups.found.values() for each in answer.groups}
+    looked = {
+        (each.subject, each.broker_group): each
+        for answer in groups.found.values()
+        for each in answer.groups
+    }
     found = [
         _described(queue, looked.get((queue.subject, queue.broker_group)))
         for answer in queues.partial()
@@ -399,7 +500,10 @@ async def describe_dead_letters(brokers: Brokers, hosts: Sequence[str], group: s
         if queue.broker_group not in groups.missing
         and is_dead_letters(queue.subject)
         and queue.next_sequence
-        and (queue.next_sequence > queue.start_sequence or (queue.subject, queue.broker_group) in looked)
+        and (
+            queue.next_sequence > queue.start_sequence
+            or (queue.subject, queue.broker_group) in looked
+        )
     ]
     found.sort(key=lambda each: (each.group, each.broker_group))
     return pb.DescribeDeadLettersResponse(queues=found, silent=queues.silent | groups.silent)
@@ -408,7 +512,9 @@ async def describe_dead_letters(brokers: Brokers, hosts: Sequence[str], group: s
 def _described(queue: control.Queue, looked: control.Group | None) -> pb.DeadLetterQueue:
     """Build the description of one queue. Dead letters that no operator has handled count as pending."""
     kept = queue.next_sequence - queue.start_sequence
-    waiting = kept if looked is None else min(looked.waiting + looked.unacked + looked.requeued, kept)
+    waiting = (
+        kept if looked is None else min(looked.waiting + looked.unacked + looked.requeued, kept)
+    )
     return pb.DeadLetterQueue(
         group=queue.subject.removeprefix(dead_letter_subject("")),
         broker_group=queue.broker_group,
@@ -432,7 +538,9 @@ class MetaTiming:
 TIMING: Final = MetaTiming()
 
 
-async def find_every(brokers: Brokers, hosts: Iterable[str], request: control.FindMessageRequest) -> control.FindMessageResponse:
+async def find_every(
+    brokers: Brokers, hosts: Iterable[str], request: control.FindMessageRequest
+) -> control.FindMessageResponse:
     """Find every place where a message is stored, the earliest first. The answer is incomplete if a group does not answer, or if only delay
     groups have the message and not everything could be searched. Raises NotConnected if no place is found and a group did not answer;
     MessageNotFound.
@@ -440,26 +548,41 @@ async def find_every(brokers: Brokers, hosts: Iterable[str], request: control.Fi
     absent: tuple[type[QmqError], ...] = (MessageNotFound, UnknownSubject)
     answers = await brokers.ask_masters(hosts, "FindMessage", request, absent=absent)
     found = answers.found.values()
-    places = [place for answer in found if answer.HasField("message") for place in (answer.message, *answer.others)]
+    places = [
+        place
+        for answer in found
+        if answer.HasField("message")
+        for place in (answer.message, *answer.others)
+    ]
     is_cut = any(answer.is_incomplete for answer in found)
     if not places:
         answers.require_all(f"not on {', '.join(answers.absent)}" if answers.absent else "")
         raise _not_found(request, is_cut=is_cut)
-    places.sort(key=lambda place: (place.append_time_ms, place.broker_group, place.subject, place.sequence))
+    places.sort(
+        key=lambda place: (place.append_time_ms, place.broker_group, place.subject, place.sequence)
+    )
     is_incomplete = bool(answers.missing) or (is_cut and all(place.due_ms for place in places))
-    return control.FindMessageResponse(message=places[0], others=places[1:], is_incomplete=is_incomplete)
+    return control.FindMessageResponse(
+        message=places[0], others=places[1:], is_incomplete=is_incomplete
+    )
 
 
 def _not_found(request: control.FindMessageRequest, *, is_cut: bool) -> MessageNotFound:
     born = time_of(MessageId.parse(request.message_id).producer_id >> 20)
-    more = "Not everything was looked through: name its subject, or give its delayed id" if is_cut else "Retention may have taken it"
+    more = (
+        "Not everything was looked through: name its subject, or give its delayed id"
+        if is_cut
+        else "Retention may have taken it"
+    )
     return MessageNotFound(
         f"no kept message of {request.subject or 'any subject'} has the id {request.message_id}, whose producer began at "
         f"{born:%Y-%m-%d %H:%M:%S} UTC. {more}"
     )
 
 
-async def trace_message(brokers: Brokers, request: control.TraceMessageRequest) -> control.TraceMessageResponse:
+async def trace_message(
+    brokers: Brokers, request: control.TraceMessageRequest
+) -> control.TraceMessageResponse:
     """Ask the master of the group that has the message. Raises the master's error, NotConnected."""
     found: control.TraceMessageResponse = await brokers.ask_master(
         check_name("broker group", request.broker_group), "TraceMessage", request

@@ -89,9 +89,13 @@ def choose(candidates: Iterable[Candidate], count: int = GROUPS_PER_SUBJECT) -> 
     known = list(candidates)
     writable = [each for each in known if each.is_writable]
     if not known:
-        raise NotConnected("no broker is registered: is one running, and can it reach the coordination store?")
+        raise NotConnected(
+            "no broker is registered: is one running, and can it reach the coordination store?"
+        )
     if not writable:
-        raise ReadOnly(f"all broker groups are drained ({', '.join(each.name for each in known)}): `qmq broker resume` one of them")
+        raise ReadOnly(
+            f"all broker groups are drained ({', '.join(each.name for each in known)}): `qmq broker resume` one of them"
+        )
     ranked = sorted(writable, key=lambda each: (not each.has_master, each.subjects, each.name))
     seen: Counter[tuple[bool, str]] = Counter()
     rounds: list[tuple[bool, int, int, str]] = []
@@ -109,9 +113,13 @@ def move(config: SubjectConfig, groups: tuple[str, ...], known: Iterable[str]) -
     names = set(known)
     strangers = [group for group in groups if group not in names]
     if strangers:
-        raise InvalidArgument(f"there is no broker group {', '.join(strangers)}: there are {', '.join(sorted(names)) or 'none'}")
+        raise InvalidArgument(
+            f"there is no broker group {', '.join(strangers)}: there are {', '.join(sorted(names)) or 'none'}"
+        )
     if not groups or len(set(groups)) < len(groups):
-        raise InvalidArgument(f"a subject lives on one broker group at least, and on each once, not on {list(groups)}")
+        raise InvalidArgument(
+            f"a subject lives on one broker group at least, and on each once, not on {list(groups)}"
+        )
     hosts = hosts_of(config, sorted(names))
     former = tuple(group for group in hosts if group not in groups)
     return replace(config, groups=groups, former_groups=former)
@@ -130,7 +138,12 @@ class ClusterCatalog:
     """The catalog that a metaserver reads and changes. With `auto_create` the first send creates a subject."""
 
     def __init__(
-        self, store: CoordinationStore, view: ClusterView, *, auto_create: bool, groups_per_subject: int = GROUPS_PER_SUBJECT
+        self,
+        store: CoordinationStore,
+        view: ClusterView,
+        *,
+        auto_create: bool,
+        groups_per_subject: int = GROUPS_PER_SUBJECT,
     ) -> None:
         self._store = store
         self._view = view
@@ -164,7 +177,9 @@ class ClusterCatalog:
             found = self._view.subject(name)
         return found
 
-    async def locate(self, name: str, *, create: bool, delayed: bool = False) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
+    async def locate(
+        self, name: str, *, create: bool, delayed: bool = False
+    ) -> tuple[SubjectConfig, list[pb.QueueRoute]]:
         """Locate a subject, or the delay groups for its delayed messages. Raises UnknownSubject; NotConnected if no group has a master."""
         config = await self._find(name)
         if config is None:
@@ -191,7 +206,9 @@ class ClusterCatalog:
         if not any(each.data_address for each in found):
             names = ", ".join(self.delay_groups())
             raise NotConnected(
-                f"no delay group has a master at the moment ({names})" if names else "there is no delay group: start `qmq delay`"
+                f"no delay group has a master at the moment ({names})"
+                if names
+                else "there is no delay group: start `qmq delay`"
             )
         return found
 
@@ -209,9 +226,19 @@ class ClusterCatalog:
             has_master = master is not None and bool(master.data_address)
             if not has_master and not state.items:
                 continue  # no broker has registered under this name
-            address, epoch = (master.data_address, master.epoch) if master is not None and has_master else ("", state.claim.epoch)
+            address, epoch = (
+                (master.data_address, master.epoch)
+                if master is not None and has_master
+                else ("", state.claim.epoch)
+            )
             is_writable = group not in former_groups and self._is_writable(group)
-            route = pb.QueueRoute(partition=0, broker_group=group, data_address=address, epoch=epoch, is_writable=is_writable)
+            route = pb.QueueRoute(
+                partition=0,
+                broker_group=group,
+                data_address=address,
+                epoch=epoch,
+                is_writable=is_writable,
+            )
             route.replica = master.replica if address and master is not None else ""
             found.append((not has_master, route))
         return [route for _, route in sorted(found, key=itemgetter(0))]
@@ -220,7 +247,9 @@ class ClusterCatalog:
         """All groups that may have messages of the subject; for an ordered one, those with a partition of any version."""
         if config.order is not Order.NONE:
             state = self._view.ordered(config.name)
-            return tuple(state.broker_groups) if state is not None and state.routes else config.groups
+            return (
+                tuple(state.broker_groups) if state is not None and state.routes else config.groups
+            )
         return hosts_of(config, self.group_names())
 
     async def require_creation(self, name: str) -> None:
@@ -235,7 +264,9 @@ class ClusterCatalog:
         NotConnected and ReadOnly (no group can be chosen), CoordinationUnavailable.
         """
         if is_dead_letters(config.name):
-            raise InvalidArgument(f"{config.name!r} is a dead-letter queue: brokers create it themselves")
+            raise InvalidArgument(
+                f"{config.name!r} is a dead-letter queue: brokers create it themselves"
+            )
         if self._view.subject(config.name) is None:
             config = self._admitted(config)
         is_placed = bool(config.groups)
@@ -268,9 +299,13 @@ class ClusterCatalog:
 
     # --- ordered subjects ----------------------------------------------------------------------------------------------
 
-    async def _create_ordered(self, config: SubjectConfig, partitions: int, *, is_placed: bool) -> SubjectConfig:
+    async def _create_ordered(
+        self, config: SubjectConfig, partitions: int, *, is_placed: bool
+    ) -> SubjectConfig:
         """Create settings and first route in one transaction."""
-        route = first_route(config.logical_partitions, partitions or len(config.groups), config.groups)
+        route = first_route(
+            config.logical_partitions, partitions or len(config.groups), config.groups
+        )
         first = [Put(route_key(config.name, 1), route.encode()), Put(latest_key(config.name), b"1")]
         made = await self._catalog.create(config, is_placed=is_placed, also=first)
         await self._view.read_back(subject_key(config.name))
@@ -305,14 +340,21 @@ class ClusterCatalog:
                     await self._view.fetch(route_key(name, version))
         state = self._view.ordered(name)
         if state is None or state.route is None or 1 not in state.routes:
-            raise CoordinationUnavailable(f"the route of subject {name!r} cannot be read at the moment: try again soon")
+            raise CoordinationUnavailable(
+                f"the route of subject {name!r} cannot be read at the moment: try again soon"
+            )
         return state
 
     async def _choose(self) -> tuple[str, ...]:
         if not self.group_names():
             await self._view.refresh()
         candidates = [
-            Candidate(state.name, state.mode is Mode.READ_WRITE, state.master is not None, self._view.subject_count(state.name))
+            Candidate(
+                state.name,
+                state.mode is Mode.READ_WRITE,
+                state.master is not None,
+                self._view.subject_count(state.name),
+            )
             for state in self._view.groups()
             if state.delay is None
         ]
@@ -321,7 +363,9 @@ class ClusterCatalog:
     async def place(self, name: str, groups: tuple[str, ...]) -> SubjectConfig:
         """Set the broker groups that take a subject's messages. Raises UnknownSubject, InvalidArgument, CoordinationUnavailable."""
         if (await self.subject(name)).order is not Order.NONE:
-            raise InvalidArgument(f"subject {name!r} is ordered: move its partitions one by one, `qmq route move {name} PARTITION GROUP`")
+            raise InvalidArgument(
+                f"subject {name!r} is ordered: move its partitions one by one, `qmq route move {name} PARTITION GROUP`"
+            )
         await self._require_groups(groups)
         self._require_real_time(groups)
         known = self.group_names()
@@ -360,7 +404,9 @@ class ClusterCatalog:
         self._require_real_time(names)
         drained = [name for name in names if self._view.group(name).mode is not Mode.READ_WRITE]
         if drained:
-            raise InvalidArgument(f"broker group {', '.join(drained)} is drained and takes no new partitions: choose another, or resume it")
+            raise InvalidArgument(
+                f"broker group {', '.join(drained)} is drained and takes no new partitions: choose another, or resume it"
+            )
 
     async def _require_groups(self, names: tuple[str, ...]) -> None:
         if all(self._view.group(name).items for name in names):
@@ -369,12 +415,16 @@ class ClusterCatalog:
         strangers = [name for name in names if not self._view.group(name).items]
         if strangers:
             known = ", ".join(state.name for state in self._view.groups()) or "none"
-            raise InvalidArgument(f"there is no broker group {', '.join(strangers)}: there are {known}")
+            raise InvalidArgument(
+                f"there is no broker group {', '.join(strangers)}: there are {known}"
+            )
 
     def _require_real_time(self, names: tuple[str, ...]) -> None:
         delays = [name for name in names if self._view.group(name).delay is not None]
         if delays:
-            raise InvalidArgument(f"{', '.join(delays)} is a delay group: subjects live on broker groups, {', '.join(self.group_names())}")
+            raise InvalidArgument(
+                f"{', '.join(delays)} is a delay group: subjects live on broker groups, {', '.join(self.group_names())}"
+            )
 
     async def set_mode(self, name: str, mode: str) -> Mode:
         """Drain a group, or resume it. Raises InvalidArgument, CoordinationUnavailable, CoordinationUnknown."""
@@ -395,7 +445,9 @@ def _mode(text: str) -> Mode:
     try:
         return Mode(text)
     except ValueError:
-        raise InvalidArgument(f"a broker group's mode is {' or '.join(each.value for each in Mode)}, not {text!r}") from None
+        raise InvalidArgument(
+            f"a broker group's mode is {' or '.join(each.value for each in Mode)}, not {text!r}"
+        ) from None
 
 
 def require_current(state: OrderedState) -> None:
@@ -408,7 +460,9 @@ def require_current(state: OrderedState) -> None:
 
 
 def _unknown(name: str) -> UnknownSubject:
-    return UnknownSubject(f"there is no subject {name!r}: create it with `qmq subject create {name}`")
+    return UnknownSubject(
+        f"there is no subject {name!r}: create it with `qmq subject create {name}`"
+    )
 
 
 class SchemaService:
@@ -430,19 +484,30 @@ class SchemaService:
             item = await self._newest(request.subject)
             old = None if item is None else DeclaredSchema.decode(item.value)
             wanted = self._next(request, new, old)
-            if old is not None and (old.format, old.text, old.compatibility) == (wanted.format, wanted.text, wanted.compatibility):
+            if old is not None and (old.format, old.text, old.compatibility) == (
+                wanted.format,
+                wanted.text,
+                wanted.compatibility,
+            ):
                 return _message(old)
             if old is not None:
                 declared_schema.require(request.subject, old, wanted)
             if request.dry_run:
                 return _message(wanted)
-            compares = [absent(schema_key(request.subject, wanted.version)), *([] if item is None else [unchanged(item)])]
-            with suppress(CoordinationUnknown):  # if the put was done, this version is the newest one now
+            compares = [
+                absent(schema_key(request.subject, wanted.version)),
+                *([] if item is None else [unchanged(item)]),
+            ]
+            with suppress(
+                CoordinationUnknown
+            ):  # if the put was done, this version is the newest one now
                 put = Put(schema_key(request.subject, wanted.version), wanted.encode())
                 if (await self._store.txn(compares, [put])).succeeded:
                     return _message(wanted)
 
-    def _next(self, request: pb.SetSubjectSchemaRequest, new: DeclaredSchema, old: DeclaredSchema | None) -> DeclaredSchema:
+    def _next(
+        self, request: pb.SetSubjectSchemaRequest, new: DeclaredSchema, old: DeclaredSchema | None
+    ) -> DeclaredSchema:
         held = Compatibility.BACKWARD if old is None else old.compatibility
         chosen = compatibility_of(request.compatibility) if request.compatibility else held
         version = 1 if old is None else old.version + 1
@@ -452,16 +517,24 @@ class SchemaService:
         """All versions. Raises InvalidName, UnknownSubject, CoordinationError."""
         await self._require(request.subject)
         found = await self._store.list(schemas_prefix(request.subject))
-        return pb.ListSubjectSchemasResponse(schemas=[_message(DeclaredSchema.decode(each.value)) for each in found.items])
+        return pb.ListSubjectSchemasResponse(
+            schemas=[_message(DeclaredSchema.decode(each.value)) for each in found.items]
+        )
 
-    async def delete(self, request: pb.DeleteSubjectSchemasRequest) -> pb.DeleteSubjectSchemasResponse:
+    async def delete(
+        self, request: pb.DeleteSubjectSchemasRequest
+    ) -> pb.DeleteSubjectSchemasResponse:
         """Delete all versions. Raises InvalidName, UnknownSubject, CoordinationError."""
         await self._require(request.subject)
-        return pb.DeleteSubjectSchemasResponse(versions=await self._store.delete(schemas_prefix(request.subject), is_prefix=True))
+        return pb.DeleteSubjectSchemasResponse(
+            versions=await self._store.delete(schemas_prefix(request.subject), is_prefix=True)
+        )
 
     async def _require(self, subject: str) -> None:
         if is_dead_letters(subject):
-            raise InvalidArgument(f"{subject!r} is a dead-letter queue: its messages have the schemas of their subjects")
+            raise InvalidArgument(
+                f"{subject!r} is a dead-letter queue: its messages have the schemas of their subjects"
+            )
         await self._cluster.subject(subject)
 
     async def _newest(self, subject: str) -> KeyValue | None:

@@ -16,9 +16,23 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from qmq_coordination.broker_groups import presence_key, replica_key
-from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, absent, unchanged
+from qmq_coordination.coordination_store import (
+    CoordinationStore,
+    Delete,
+    KeyValue,
+    absent,
+    unchanged,
+)
 from qmq_coordination.ordered_records import ASSIGNMENTS, FENCES, MEMBERS, ROUTES
-from qmq_coordination.subjects import PAUSES, SETTINGS, PauseKind, SubjectCatalog, decode_subject, schemas_prefix, subject_key
+from qmq_coordination.subjects import (
+    PAUSES,
+    SETTINGS,
+    PauseKind,
+    SubjectCatalog,
+    decode_subject,
+    schemas_prefix,
+    subject_key,
+)
 from qmq_coordination.view import ClusterView
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, Overloaded, QmqError, UnknownSubject
@@ -59,7 +73,9 @@ class Deletion:
         Raises UnknownSubject, InvalidArgument; NotConnected and Overloaded: the subject is marked, and its deletion continues later.
         """
         if is_dead_letters(check_name("subject", name)):
-            raise InvalidArgument(f"{name!r} is a dead-letter queue: `qmq dlq delete {name.removeprefix(dead_letter_subject(''))}`")
+            raise InvalidArgument(
+                f"{name!r} is a dead-letter queue: `qmq dlq delete {name.removeprefix(dead_letter_subject(''))}`"
+            )
         return await self._carry_on(await self._catalog.begin_deleting(name))
 
     async def purge_subject(self, name: str) -> tuple[int, int]:
@@ -67,13 +83,17 @@ class Deletion:
         since. Raises UnknownSubject, InvalidArgument; NotConnected names the broker groups that must be asked again.
         """
         if is_dead_letters(check_name("subject", name)):
-            raise InvalidArgument(f"{name!r} is a dead-letter queue: `qmq dlq purge {name.removeprefix(dead_letter_subject(''))}`")
+            raise InvalidArgument(
+                f"{name!r} is a dead-letter queue: `qmq dlq purge {name.removeprefix(dead_letter_subject(''))}`"
+            )
         await self._view.refresh()
         record = await self._store.get(subject_key(name))
         if record is None or name in self._view.deleting():
             raise UnknownSubject(f"there is no subject {name!r}: see `qmq subject list`")
         hosts = self._hosts(decode_subject(record))
-        answers = await self._ask("PurgeSubject", name, hosts, "is not completely purged; purge it again")
+        answers = await self._ask(
+            "PurgeSubject", name, hosts, "is not completely purged; purge it again"
+        )
         log.info("subject %s is purged", name)
         return sum(each.queues for each in answers), sum(each.messages for each in answers)
 
@@ -82,7 +102,9 @@ class Deletion:
         NotConnected.
         """
         if not is_dead_letters(check_name("subject", subject)):
-            raise InvalidArgument(f"{subject!r} is no dead-letter queue: `qmq subject delete {subject}`")
+            raise InvalidArgument(
+                f"{subject!r} is no dead-letter queue: `qmq subject delete {subject}`"
+            )
         return await self._drop(subject, tuple(self._cluster.group_names()), "delete again")
 
     async def run(self, is_leader: Callable[[], bool]) -> None:
@@ -97,7 +119,9 @@ class Deletion:
                     if found is not None and name in self._view.deleting():
                         await self._carry_on(found)
                 except QmqError as failure:
-                    log.warning("deleting subject %s failed, it will be tried again: %s", name, failure)
+                    log.warning(
+                        "deleting subject %s failed, it will be tried again: %s", name, failure
+                    )
                 except Exception:
                     log.exception("deleting subject %s failed, it will be tried again", name)
 
@@ -111,10 +135,18 @@ class Deletion:
                 try:
                     found = await self._store.get(replica_key(group.name, replica))
                     if found is not None:
-                        compares = [unchanged(members), unchanged(found), absent(presence_key(group.name, replica))]
+                        compares = [
+                            unchanged(members),
+                            unchanged(found),
+                            absent(presence_key(group.name, replica)),
+                        ]
                         await self._store.txn(compares, [Delete(found.key)])
                 except QmqError as failure:
-                    log.warning("deleting the address of replica %s failed, it will be tried again: %s", replica, failure)
+                    log.warning(
+                        "deleting the address of replica %s failed, it will be tried again: %s",
+                        replica,
+                        failure,
+                    )
 
     async def _carry_on(self, record: KeyValue) -> int:
         """Drop the queues of a subject whose record is marked, and delete the record."""
@@ -129,13 +161,21 @@ class Deletion:
     def _hosts(self, config: SubjectConfig) -> tuple[str, ...]:
         """The broker groups that may hold messages of a subject."""
         known = set(self._cluster.group_names())
-        return tuple(sorted((set(self._cluster.hosts(config)) | {*config.groups, *config.former_groups}) & known))
+        return tuple(
+            sorted(
+                (set(self._cluster.hosts(config)) | {*config.groups, *config.former_groups}) & known
+            )
+        )
 
     async def _drop(self, subject: str, hosts: tuple[str, ...], then: str) -> int:
-        answers = await self._ask("DropSubject", subject, hosts, f"is not completely deleted yet; {then}")
+        answers = await self._ask(
+            "DropSubject", subject, hosts, f"is not completely deleted yet; {then}"
+        )
         return sum(answer.queues for answer in answers)
 
-    async def _ask(self, call: str, subject: str, hosts: tuple[str, ...], unfinished: str) -> list[control.DropSubjectResponse]:
+    async def _ask(
+        self, call: str, subject: str, hosts: tuple[str, ...], unfinished: str
+    ) -> list[control.DropSubjectResponse]:
         """Ask the masters of all hosts. Raises NotConnected, Overloaded."""
         request = control.DropSubjectRequest(subject=subject)
         for tries_left in reversed(range(HEARD_TRIES)):
@@ -152,7 +192,9 @@ class Deletion:
     async def _forget(self, name: str, record: KeyValue) -> None:
         """Delete all keys in one transaction. If the record has changed, another metaserver was faster."""
         prefixes = [f"{each}{name}/" for each in (ROUTES, MEMBERS, ASSIGNMENTS, SETTINGS)]
-        prefixes += [f"{PAUSES}{kind.value}/{name}/" for kind in (PauseKind.GROUP, PauseKind.CONSUMER)]
+        prefixes += [
+            f"{PAUSES}{kind.value}/{name}/" for kind in (PauseKind.GROUP, PauseKind.CONSUMER)
+        ]
         prefixes += [f"{FENCES}{group}/{name}/" for group in self._cluster.group_names()]
         prefixes.append(schemas_prefix(name))
         gone = [Delete(each, is_prefix=True) for each in prefixes]

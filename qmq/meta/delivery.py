@@ -13,8 +13,23 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, Put, absent, unchanged
-from qmq_coordination.subjects import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
+from qmq_coordination.coordination_store import (
+    CoordinationStore,
+    Delete,
+    KeyValue,
+    Put,
+    absent,
+    unchanged,
+)
+from qmq_coordination.subjects import (
+    EVERY,
+    PauseKind,
+    PauseRecord,
+    SettingsRecord,
+    Whom,
+    pause_key,
+    settings_key,
+)
 from qmq_coordination.subjects import REASON_CHARS_MAX as REASON_MAX
 from qmq_coordination.view import ClusterView
 
@@ -30,7 +45,14 @@ _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, QmqError)
 
 
 class DeliveryService:
-    def __init__(self, store: CoordinationStore, view: ClusterView, cluster: ClusterCatalog, brokers: Brokers, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: CoordinationStore,
+        view: ClusterView,
+        cluster: ClusterCatalog,
+        brokers: Brokers,
+        clock: Clock,
+    ) -> None:
         self._store = store
         self._view = view
         self._cluster = cluster
@@ -39,22 +61,32 @@ class DeliveryService:
 
     # --- settings ------------------------------------------------------------------------------------------------------
 
-    async def set_settings(self, request: pb.SetGroupSettingsRequest) -> pb.DescribeGroupSettingsResponse:
+    async def set_settings(
+        self, request: pb.SetGroupSettingsRequest
+    ) -> pb.DescribeGroupSettingsResponse:
         """Set some settings, or clear all. Returns the resulting settings.
 
         Raises InvalidName, InvalidArgument, UnknownSubject, OrderMismatch, CoordinationError.
         """
         change = _change_of(request).check()
         if request.clears == (change != SettingsRecord()):
-            raise InvalidArgument("give a setting: attempts_max, retry_delays_ms, or both; or clear them without setting any")
+            raise InvalidArgument(
+                "give a setting: attempts_max, retry_delays_ms, or both; or clear them without setting any"
+            )
         if change.attempts_max is not None and is_dead_letters(request.subject):
-            raise InvalidArgument(f"{request.subject!r} is a dead-letter queue: its messages have no attempts_max")
+            raise InvalidArgument(
+                f"{request.subject!r} is a dead-letter queue: its messages have no attempts_max"
+            )
         key = settings_key(request.subject, request.group)
         if not request.clears:
             await self._require_unordered(request.subject)
 
         def changed(item: KeyValue | None) -> bytes | None:
-            return None if request.clears else (_record_of(item) or SettingsRecord()).changed(change).encode()
+            return (
+                None
+                if request.clears
+                else (_record_of(item) or SettingsRecord()).changed(change).encode()
+            )
 
         await self._swap(key, changed)
         return await self._describe(request.subject, request.group)
@@ -75,7 +107,10 @@ class DeliveryService:
         if is_dead_letters(subject):
             found, attempts = replace(found, attempts_max=0), subject
         return pb.DescribeGroupSettingsResponse(
-            attempts_max=found.attempts_max, retry_delays_ms=found.retry_delays_ms, attempts_from=attempts, delays_from=delays
+            attempts_max=found.attempts_max,
+            retry_delays_ms=found.retry_delays_ms,
+            attempts_from=attempts,
+            delays_from=delays,
         )
 
     async def _own(self, subject: str) -> GroupSettings:
@@ -84,7 +119,9 @@ class DeliveryService:
         hosts = self._cluster.group_names() if config is None else self._cluster.hosts(config)
         for name in hosts:
             with suppress(QmqError):
-                status: control.ReplicaStatus = await self._brokers.ask_master(name, "DescribeReplica", control.DescribeReplicaRequest())
+                status: control.ReplicaStatus = await self._brokers.ask_master(
+                    name, "DescribeReplica", control.DescribeReplicaRequest()
+                )
                 if status.retry_delays_ms:  # an older release sends no settings
                     return GroupSettings(status.attempts_max, tuple(status.retry_delays_ms))
         return GroupSettings()
@@ -106,7 +143,9 @@ class DeliveryService:
         """Pause or resume. Raises InvalidName, InvalidArgument, UnknownSubject, CoordinationError."""
         whom, reason = _whom_of(request.pause), request.pause.reason
         if len(reason) > REASON_MAX:
-            raise InvalidArgument(f"a reason has at most {REASON_MAX} characters, not {len(reason)}")
+            raise InvalidArgument(
+                f"a reason has at most {REASON_MAX} characters, not {len(reason)}"
+            )
         if request.is_paused and whom.kind is not PauseKind.CLIENT:
             await self._find(whom.subject)
         key, now_ms = pause_key(whom), self._clock.time_ms()
@@ -125,12 +164,17 @@ class DeliveryService:
     def pauses(self) -> list[pb.Pause]:
         """All pauses, groups first."""
         kinds = list(PauseKind)
-        found = sorted(self._view.delivery.pauses.items(), key=lambda each: (kinds.index(each[0].kind), each[0][1:]))
+        found = sorted(
+            self._view.delivery.pauses.items(),
+            key=lambda each: (kinds.index(each[0].kind), each[0][1:]),
+        )
         return [_message(whom, record) for whom, record in found]
 
     # --- the store -----------------------------------------------------------------------------------------------------
 
-    async def _swap(self, key: str, change: Callable[[KeyValue | None], bytes | None]) -> tuple[KeyValue | None, bytes | None]:
+    async def _swap(
+        self, key: str, change: Callable[[KeyValue | None], bytes | None]
+    ) -> tuple[KeyValue | None, bytes | None]:
         """Replace a value by the result of `change` (None: delete the key). Returns (the value first read, the new value). Raises
         CoordinationError.
         """
@@ -141,7 +185,11 @@ class DeliveryService:
                 break
             condition = absent(key) if item is None else unchanged(item)
             with suppress(CoordinationUnknown):  # if the change was made, nothing is left to do
-                if (await self._store.txn([condition], [Delete(key) if value is None else Put(key, value)])).succeeded:
+                if (
+                    await self._store.txn(
+                        [condition], [Delete(key) if value is None else Put(key, value)]
+                    )
+                ).succeeded:
                     break
             item = await self._store.get(key)
         await self._view.read_back(*([key] if value is not None else []))
@@ -149,7 +197,10 @@ class DeliveryService:
 
 
 def _change_of(request: pb.SetGroupSettingsRequest) -> SettingsRecord:
-    return SettingsRecord(request.attempts_max if request.HasField("attempts_max") else None, tuple(request.retry_delays_ms) or None)
+    return SettingsRecord(
+        request.attempts_max if request.HasField("attempts_max") else None,
+        tuple(request.retry_delays_ms) or None,
+    )
 
 
 def _record_of(item: KeyValue | None) -> SettingsRecord | None:
@@ -173,11 +224,18 @@ def _whom_of(pause: pb.Pause) -> Whom:
         kind = PauseKind(pause.kind)
     except ValueError:
         known = ", ".join(each.value for each in PauseKind)
-        raise InvalidArgument(f"the kind of a pause is one of {known}, not {pause.kind!r}") from None
+        raise InvalidArgument(
+            f"the kind of a pause is one of {known}, not {pause.kind!r}"
+        ) from None
     return Whom(kind, pause.subject, pause.group, pause.name).check()
 
 
 def _message(whom: Whom, record: PauseRecord) -> pb.Pause:
     return pb.Pause(
-        kind=whom.kind.value, subject=whom.subject, group=whom.group, name=whom.name, since_ms=record.since_ms, reason=record.reason
+        kind=whom.kind.value,
+        subject=whom.subject,
+        group=whom.group,
+        name=whom.name,
+        since_ms=record.since_ms,
+        reason=record.reason,
     )

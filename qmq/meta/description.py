@@ -40,9 +40,20 @@ class ClusterDescription:
     """`process` describes the metaserver's own process, `members` asks the members of the coordination store."""
 
     def __init__(
-        self, view: ClusterView, brokers: Brokers, clock: Clock, process: DescribeProcess, members: AskMembers = no_members
+        self,
+        view: ClusterView,
+        brokers: Brokers,
+        clock: Clock,
+        process: DescribeProcess,
+        members: AskMembers = no_members,
     ) -> None:
-        self._view, self._brokers, self._clock, self._process, self._members = view, brokers, clock, process, members
+        self._view, self._brokers, self._clock, self._process, self._members = (
+            view,
+            brokers,
+            clock,
+            process,
+            members,
+        )
         self._asked: asyncio.Future[Sequence[EtcdMember]] | None = None
         self._asked_ms = 0
 
@@ -57,7 +68,10 @@ class ClusterDescription:
     async def of_metaserver(self) -> pb.DescribeClusterResponse:
         """The metaserver and its coordination store, without groups."""
         told = await self._told_by_members()
-        members = [pb.StoreMember(address=each.address, version=each.version, failure=each.failure) for each in told]
+        members = [
+            pb.StoreMember(address=each.address, version=each.version, failure=each.failure)
+            for each in told
+        ]
         return pb.DescribeClusterResponse(
             store_silent_ms=self._view.silent_ms,
             process=self._process(),
@@ -69,17 +83,26 @@ class ClusterDescription:
     async def _told_by_members(self) -> Sequence[EtcdMember]:
         now_ms, asked = self._clock.monotonic_ms(), self._asked
         is_old = now_ms - self._asked_ms >= MEMBERS_MS
-        if asked is None or (asked.done() and (is_old or asked.cancelled() or asked.exception() is not None)):
+        if asked is None or (
+            asked.done() and (is_old or asked.cancelled() or asked.exception() is not None)
+        ):
             asked = self._asked = asyncio.ensure_future(self._members())
             self._asked_ms = now_ms
         return await asyncio.shield(asked)
 
 
-async def _group(view: ClusterView, brokers: Brokers, state: BrokerGroupState) -> pb.GroupDescription:
+async def _group(
+    view: ClusterView, brokers: Brokers, state: BrokerGroupState
+) -> pb.GroupDescription:
     present = view.present(state.name)
     places = {**view.replicas(state.name), **present}
     names = sorted({*places, *state.voters, *state.learners})
-    replicas = await asyncio.gather(*[_replica(brokers, state.name, name, places.get(name), is_present=name in present) for name in names])
+    replicas = await asyncio.gather(
+        *[
+            _replica(brokers, state.name, name, places.get(name), is_present=name in present)
+            for name in names
+        ]
+    )
     master = state.master
     return pb.GroupDescription(
         broker_group=state.name,
@@ -94,18 +117,28 @@ async def _group(view: ClusterView, brokers: Brokers, state: BrokerGroupState) -
     )
 
 
-async def _replica(brokers: Brokers, group: str, name: str, place: ReplicaRecord | None, *, is_present: bool) -> pb.ReplicaDescription:
+async def _replica(
+    brokers: Brokers, group: str, name: str, place: ReplicaRecord | None, *, is_present: bool
+) -> pb.ReplicaDescription:
     if place is None:
         return pb.ReplicaDescription(replica=name)
     status = await _status(brokers, group, place) if is_present else None
     return pb.ReplicaDescription(
-        replica=name, data_address=place.data_address, control_address=place.control_address, is_present=is_present, status=status
+        replica=name,
+        data_address=place.data_address,
+        control_address=place.control_address,
+        is_present=is_present,
+        status=status,
     )
 
 
-async def _status(brokers: Brokers, group: str, place: ReplicaRecord) -> control.ReplicaStatus | None:
+async def _status(
+    brokers: Brokers, group: str, place: ReplicaRecord
+) -> control.ReplicaStatus | None:
     try:
-        status: control.ReplicaStatus = await brokers.ask(group, place, "DescribeReplica", control.DescribeReplicaRequest(), REPLICA_S)
+        status: control.ReplicaStatus = await brokers.ask(
+            group, place, "DescribeReplica", control.DescribeReplicaRequest(), REPLICA_S
+        )
     except QmqError:
         return None
     # A replica of release 0.2.0 answers calls that mean another one.
@@ -118,7 +151,9 @@ def range_of(lps: LpRange) -> control.LpRange:
 
 
 def partition_of(part: PhysicalPartition) -> pb.OrderedPartition:
-    return pb.OrderedPartition(number=part.number, lps=range_of(part.range), broker_group=part.group)
+    return pb.OrderedPartition(
+        number=part.number, lps=range_of(part.range), broker_group=part.group
+    )
 
 
 def route_of(route: Route, fenced: Iterable[int] = ()) -> pb.OrderedRoute:
@@ -147,5 +182,9 @@ def change_of(change: Change) -> pb.RouteChangeInfo:
 def lane_of(lane: Lane, consumer: str = "") -> pb.AssignedLane:
     """A lane and its consumer."""
     return pb.AssignedLane(
-        partition=lane.partition, lps=range_of(lane.range), broker_group=lane.group, version=lane.version, consumer=consumer
+        partition=lane.partition,
+        lps=range_of(lane.range),
+        broker_group=lane.group,
+        version=lane.version,
+        consumer=consumer,
     )

@@ -89,10 +89,17 @@ class MetaServer:
         self._brokers = Brokers(view, server_network(network, view))
         self._watchers = Watchers(view)
         self.calls = CallCounts()
-        cluster = ClusterCatalog(store, view, auto_create=config.auto_create, groups_per_subject=config.groups_per_subject)
+        cluster = ClusterCatalog(
+            store,
+            view,
+            auto_create=config.auto_create,
+            groups_per_subject=config.groups_per_subject,
+        )
         masters = PartitionMasters(self._brokers)
         self._controller = Controller(store, view, masters, clock, timing=config.timing)
-        self._resharding = Resharding(store, view, masters, self._controller, clock, timing=config.timing)
+        self._resharding = Resharding(
+            store, view, masters, self._controller, clock, timing=config.timing
+        )
         self._evacuation = Evacuation(view, self._controller, clock)
         ordered = OrderedService(
             cluster,
@@ -110,15 +117,33 @@ class MetaServer:
         description = ClusterDescription(view, self._brokers, clock, process, members)
         schemas = SchemaService(store, cluster, clock)
         self._service = MetaService(
-            MetaParts(cluster, view, self._brokers, self._watchers, ordered, delays, delivery, self._deletion, description, schemas)
+            MetaParts(
+                cluster,
+                view,
+                self._brokers,
+                self._watchers,
+                ordered,
+                delays,
+                delivery,
+                self._deletion,
+                description,
+                schemas,
+            )
         )
         self._guard = RpcGuard(
-            self._access, lambda name: view.subject(name) is not None, delays.subject_of, lambda: only_uid(config.host, self.port)
+            self._access,
+            lambda name: view.subject(name) is not None,
+            delays.subject_of,
+            lambda: only_uid(config.host, self.port),
         )
         is_encrypted = network.credentials is not None
 
         def open_links() -> list[str]:
-            addresses = [each.control_address for group in view.groups() for each in view.present(group.name).values()]
+            addresses = [
+                each.control_address
+                for group in view.groups()
+                for each in view.present(group.name).values()
+            ]
             return [each for each in addresses if not is_private(each, is_encrypted=is_encrypted)]
 
         self._administration = AccessService(store, self._access, clock, open_links)
@@ -144,10 +169,14 @@ class MetaServer:
         """Serve clients. Raises OSError if the port is taken."""
         bounds = self._config.bounds.fitting(self._network.rpc_descriptors(self._config.host))
         door = RpcListener(bounds, self._guard.refused, self._guard.peers)
-        server = rpc_server(door, (self.calls, NameCheck(lambda: ServerName(self._view.cluster)), self._guard))
+        server = rpc_server(
+            door, (self.calls, NameCheck(lambda: ServerName(self._view.cluster)), self._guard)
+        )
         meta_pb2_grpc.add_MetaServicer_to_server(self._service, server)
         access_pb2_grpc.add_AccessServicer_to_server(self._administration, server)
-        self.rpc_port = await self._network.serve(server, self._config.host, self._config.port, door)
+        self.rpc_port = await self._network.serve(
+            server, self._config.host, self._config.port, door
+        )
         self.port = self.rpc_port.port
         self._controller.start()
         self._controller.spawn(self._resharding.run())
@@ -177,7 +206,9 @@ class CallCounts(grpc.aio.ServerInterceptor):
         self.durations = Durations()
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -187,10 +218,14 @@ class CallCounts(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
             return handler
         return grpc.stream_unary_rpc_method_handler(
-            self._counted(method, handler.stream_unary), handler.request_deserializer, handler.response_serializer
+            self._counted(method, handler.stream_unary),
+            handler.request_deserializer,
+            handler.response_serializer,
         )
 
-    def _counted(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _counted(
+        self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def counted(request: Any, context: Any) -> Any:
             begin = time.perf_counter()
             try:

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from qmq_coordination.view import ClusterView
 
 from qmq.errors import InvalidArgument, MessageNotFound, OrderMismatch, UnknownGroup, UnknownSubject
-from qmq.meta.calls import CHANGE_S, Brokers, Delays, describe_dead_letters, find_every, trace_message
+from qmq.meta.calls import (
+    CHANGE_S,
+    Brokers,
+    Delays,
+    describe_dead_letters,
+    find_every,
+    trace_message,
+)
 from qmq.meta.catalog import ClusterCatalog, SchemaService
 from qmq.meta.deletion import Deletion
 from qmq.meta.delivery import DeliveryService
@@ -54,7 +61,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     @answering
     async def Locate(self, request: pb.LocateRequest) -> pb.LocateResponse:
         config, routes = await self._parts.cluster.locate(
-            check_name("subject", request.subject), create=request.create_if_missing, delayed=request.delayed
+            check_name("subject", request.subject),
+            create=request.create_if_missing,
+            delayed=request.delayed,
         )
         found = pb.LocateResponse(
             settings=settings_of(config),
@@ -83,17 +92,25 @@ class MetaService(meta_pb2_grpc.MetaServicer):
 
     @answering
     async def PlaceSubject(self, request: pb.PlaceSubjectRequest) -> pb.PlaceSubjectResponse:
-        config = await self._parts.cluster.place(check_name("subject", request.subject), tuple(request.broker_groups))
+        config = await self._parts.cluster.place(
+            check_name("subject", request.subject), tuple(request.broker_groups)
+        )
         return pb.PlaceSubjectResponse(settings=settings_of(config))
 
     @answering
-    async def SetSubjectFlush(self, request: pb.SetSubjectFlushRequest) -> pb.SetSubjectFlushResponse:
-        config = await self._parts.cluster.set_flush(check_name("subject", request.subject), flush_of(request.flush))
+    async def SetSubjectFlush(
+        self, request: pb.SetSubjectFlushRequest
+    ) -> pb.SetSubjectFlushResponse:
+        config = await self._parts.cluster.set_flush(
+            check_name("subject", request.subject), flush_of(request.flush)
+        )
         return pb.SetSubjectFlushResponse(settings=settings_of(config))
 
     @answering
     async def AlterSubject(self, request: pb.AlterSubjectRequest) -> pb.AlterSubjectResponse:
-        config = await self._parts.cluster.alter(check_name("subject", request.subject), changes_of(request))
+        config = await self._parts.cluster.alter(
+            check_name("subject", request.subject), changes_of(request)
+        )
         return pb.AlterSubjectResponse(settings=settings_of(config))
 
     @answering
@@ -101,25 +118,39 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         return await self._parts.schemas.declare(request)
 
     @answering
-    async def ListSubjectSchemas(self, request: pb.ListSubjectSchemasRequest) -> pb.ListSubjectSchemasResponse:
+    async def ListSubjectSchemas(
+        self, request: pb.ListSubjectSchemasRequest
+    ) -> pb.ListSubjectSchemasResponse:
         return await self._parts.schemas.list(request)
 
     @answering
-    async def DeleteSubjectSchemas(self, request: pb.DeleteSubjectSchemasRequest) -> pb.DeleteSubjectSchemasResponse:
+    async def DeleteSubjectSchemas(
+        self, request: pb.DeleteSubjectSchemasRequest
+    ) -> pb.DeleteSubjectSchemasResponse:
         return await self._parts.schemas.delete(request)
 
     @answering
-    async def DeleteSubject(self, request: control.DropSubjectRequest) -> control.DropSubjectResponse:
-        return control.DropSubjectResponse(queues=await self._parts.deletion.delete_subject(request.subject))
+    async def DeleteSubject(
+        self, request: control.DropSubjectRequest
+    ) -> control.DropSubjectResponse:
+        return control.DropSubjectResponse(
+            queues=await self._parts.deletion.delete_subject(request.subject)
+        )
 
     @answering
-    async def PurgeSubject(self, request: control.DropSubjectRequest) -> control.DropSubjectResponse:
+    async def PurgeSubject(
+        self, request: control.DropSubjectRequest
+    ) -> control.DropSubjectResponse:
         queues, messages = await self._parts.deletion.purge_subject(request.subject)
         return control.DropSubjectResponse(queues=queues, messages=messages)
 
     @answering
-    async def DeleteDeadLetters(self, request: control.DropSubjectRequest) -> control.DropSubjectResponse:
-        return control.DropSubjectResponse(queues=await self._parts.deletion.delete_dead_letters(request.subject))
+    async def DeleteDeadLetters(
+        self, request: control.DropSubjectRequest
+    ) -> control.DropSubjectResponse:
+        return control.DropSubjectResponse(
+            queues=await self._parts.deletion.delete_dead_letters(request.subject)
+        )
 
     @answering
     async def ListSubjects(self, request: pb.ListSubjectsRequest) -> pb.ListSubjectsResponse:
@@ -128,7 +159,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             subjects = [named] if named is not None else []
         else:
             subjects = self._parts.view.subjects(request.prefix)
-        groups = sorted({group for config in subjects for group in self._parts.cluster.hosts(config)})
+        groups = sorted(
+            {group for config in subjects for group in self._parts.cluster.hosts(config)}
+        )
         queues: dict[str, list[control.Queue]] = {}
         silent: dict[str, str] = {}
         if groups:
@@ -139,7 +172,10 @@ class MetaService(meta_pb2_grpc.MetaServicer):
                 for queue in answer.queues:
                     queues.setdefault(queue.subject, []).append(queue)
         return pb.ListSubjectsResponse(
-            subjects=[pb.SubjectDescription(settings=settings_of(each), queues=queues.get(each.name, ())) for each in subjects],
+            subjects=[
+                pb.SubjectDescription(settings=settings_of(each), queues=queues.get(each.name, ()))
+                for each in subjects
+            ],
             silent=silent,
         )
 
@@ -152,37 +188,61 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         return self._parts.cluster.hosts(await self._parts.cluster.subject(subject))
 
     @answering
-    async def DescribeGroups(self, request: control.DescribeGroupsRequest) -> control.DescribeGroupsResponse:
+    async def DescribeGroups(
+        self, request: control.DescribeGroupsRequest
+    ) -> control.DescribeGroupsResponse:
         hosts = await self._hosts(request.subject)
-        if request.subject and request.group and (await self._parts.cluster.subject(request.subject)).order is not Order.NONE:
+        if (
+            request.subject
+            and request.group
+            and (await self._parts.cluster.subject(request.subject)).order is not Order.NONE
+        ):
             raise OrderMismatch(
                 f"subject {request.subject!r} is ordered: its groups are described with its route, by `MetadataClient.describe_route` or "
                 f"`qmq group show {request.subject} {request.group}`"
             )
-        answers = await self._parts.brokers.ask_masters(hosts, "DescribeGroups", request, absent=(UnknownGroup,))
+        answers = await self._parts.brokers.ask_masters(
+            hosts, "DescribeGroups", request, absent=(UnknownGroup,)
+        )
         groups = [group for answer in answers.partial() for group in answer.groups]
         return control.DescribeGroupsResponse(groups=groups, silent=answers.silent)
 
     @answering
     async def ResetGroup(self, request: control.ResetGroupRequest) -> control.ResetGroupResponse:
         """See meta.proto. Moves nothing unless every group that may have messages answers first."""
-        if (await self._parts.cluster.subject(check_name("subject", request.subject))).order is not Order.NONE:
+        if (
+            await self._parts.cluster.subject(check_name("subject", request.subject))
+        ).order is not Order.NONE:
             return await self._parts.ordered.reset_group(request)
         hosts = await self._hosts(check_name("subject", request.subject))
         if request.broker_group:
             if request.broker_group not in hosts:
                 names = ", ".join(hosts)
-                raise InvalidArgument(f"broker group {request.broker_group!r} has nothing of {request.subject!r}: name one of {names}")
+                raise InvalidArgument(
+                    f"broker group {request.broker_group!r} has nothing of {request.subject!r}: name one of {names}"
+                )
             hosts = (request.broker_group,)
         asked = control.DescribeGroupsRequest(subject=request.subject, group=request.group)
-        known = await self._parts.brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))
+        known = await self._parts.brokers.ask_masters(
+            hosts, "DescribeGroups", asked, absent=(UnknownGroup,)
+        )
         known.complete()
         if request.HasField("sequence") and len(known.found) > 1:
-            raise InvalidArgument(f"a sequence belongs to one broker group, not to {', '.join(known.found)}: name one, or give a time")
+            raise InvalidArgument(
+                f"a sequence belongs to one broker group, not to {', '.join(known.found)}: name one, or give a time"
+            )
         absent = UnknownGroup, UnknownSubject
-        answers = await self._parts.brokers.ask_masters(hosts, "ResetGroup", request, absent=absent, is_change=True, at_most_once=True)
-        answers.require_all(f"moved on {', '.join(answers.found)}, but not everywhere: reset again" if answers.found else "")
-        return control.ResetGroupResponse(moved=[moved for answer in answers.complete() for moved in answer.moved])
+        answers = await self._parts.brokers.ask_masters(
+            hosts, "ResetGroup", request, absent=absent, is_change=True, at_most_once=True
+        )
+        answers.require_all(
+            f"moved on {', '.join(answers.found)}, but not everywhere: reset again"
+            if answers.found
+            else ""
+        )
+        return control.ResetGroupResponse(
+            moved=[moved for answer in answers.complete() for moved in answer.moved]
+        )
 
     @answering
     async def DeleteGroup(self, request: control.DeleteGroupRequest) -> control.DeleteGroupResponse:
@@ -192,21 +252,46 @@ class MetaService(meta_pb2_grpc.MetaServicer):
             return await self._parts.ordered.delete_group(request)
         hosts = await self._hosts(subject)
         asked = control.DescribeGroupsRequest(subject=subject, group=request.group)
-        known = await self._parts.brokers.ask_masters(hosts, "DescribeGroups", asked, absent=(UnknownGroup,))
-        consumers = sorted({each.name for answer in known.complete() for group in answer.groups for each in group.consumers})
+        known = await self._parts.brokers.ask_masters(
+            hosts, "DescribeGroups", asked, absent=(UnknownGroup,)
+        )
+        consumers = sorted(
+            {
+                each.name
+                for answer in known.complete()
+                for group in answer.groups
+                for each in group.consumers
+            }
+        )
         if consumers:
-            raise InvalidArgument(f"group {request.group!r} has consumers on {subject!r}; stop them first: {', '.join(consumers)}")
-        answers = await self._parts.brokers.ask_masters(hosts, "DeleteGroup", request, absent=(UnknownGroup,), is_change=True)
-        answers.require_all(f"deleted on {', '.join(answers.found)}, but not everywhere: delete again" if answers.found else "")
-        return control.DeleteGroupResponse(queues=sum(answer.queues for answer in answers.complete()))
+            raise InvalidArgument(
+                f"group {request.group!r} has consumers on {subject!r}; stop them first: {', '.join(consumers)}"
+            )
+        answers = await self._parts.brokers.ask_masters(
+            hosts, "DeleteGroup", request, absent=(UnknownGroup,), is_change=True
+        )
+        answers.require_all(
+            f"deleted on {', '.join(answers.found)}, but not everywhere: delete again"
+            if answers.found
+            else ""
+        )
+        return control.DeleteGroupResponse(
+            queues=sum(answer.queues for answer in answers.complete())
+        )
 
     @answering
     async def FindMessage(self, request: control.FindMessageRequest) -> control.FindMessageResponse:
         if request.every:
-            hosts = await self._hosts(check_name("subject", request.subject) if request.subject else "")
-            return await find_every(self._parts.brokers, (*hosts, *self._parts.delays.groups()), request)
+            hosts = await self._hosts(
+                check_name("subject", request.subject) if request.subject else ""
+            )
+            return await find_every(
+                self._parts.brokers, (*hosts, *self._parts.delays.groups()), request
+            )
         hosts = await self._hosts(check_name("subject", request.subject))
-        answers = await self._parts.brokers.ask_masters(hosts, "FindMessage", request, absent=(MessageNotFound, UnknownSubject))
+        answers = await self._parts.brokers.ask_masters(
+            hosts, "FindMessage", request, absent=(MessageNotFound, UnknownSubject)
+        )
         for answer in answers.found.values():
             found: control.FindMessageResponse = answer
             return found
@@ -216,20 +301,30 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         )
 
     @answering
-    async def TraceMessage(self, request: control.TraceMessageRequest) -> control.TraceMessageResponse:
+    async def TraceMessage(
+        self, request: control.TraceMessageRequest
+    ) -> control.TraceMessageResponse:
         return await trace_message(self._parts.brokers, request)
 
     @answering
     async def FindTime(self, request: control.FindTimeRequest) -> control.FindTimeResponse:
         hosts = await self._hosts(check_name("subject", request.subject))
         answers = await self._parts.brokers.ask_masters(hosts, "FindTime", request)
-        return control.FindTimeResponse(found=[moved for answer in answers.complete() for moved in answer.found])
+        return control.FindTimeResponse(
+            found=[moved for answer in answers.complete() for moved in answer.found]
+        )
 
     # --- broker groups -------------------------------------------------------------------------------------------------
 
     @answering
-    async def DescribeCluster(self, request: pb.DescribeClusterRequest) -> pb.DescribeClusterResponse:
-        return await (self._parts.description.of_metaserver() if request.only_metaserver else self._parts.description.of_all())
+    async def DescribeCluster(
+        self, request: pb.DescribeClusterRequest
+    ) -> pb.DescribeClusterResponse:
+        return await (
+            self._parts.description.of_metaserver()
+            if request.only_metaserver
+            else self._parts.description.of_all()
+        )
 
     @answering
     async def SetGroupMode(self, request: pb.SetGroupModeRequest) -> pb.SetGroupModeResponse:
@@ -246,7 +341,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         return done
 
     @answering
-    async def ChangeReplicas(self, request: pb.GroupChangeReplicasRequest) -> control.ChangeReplicasResponse:
+    async def ChangeReplicas(
+        self, request: pb.GroupChangeReplicasRequest
+    ) -> control.ChangeReplicasResponse:
         state = await self._parts.cluster.group(request.broker_group)
         check_name("replica", request.change.add or request.change.remove)
         done: control.ChangeReplicasResponse = await self._parts.brokers.ask_master(
@@ -273,7 +370,9 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         return await self._parts.ordered.sync_member(request)
 
     @answering
-    async def DescribeParked(self, request: control.DescribeParkedRequest) -> control.DescribeParkedResponse:
+    async def DescribeParked(
+        self, request: control.DescribeParkedRequest
+    ) -> control.DescribeParkedResponse:
         return await self._parts.ordered.describe_parked(request)
 
     @answering
@@ -291,11 +390,15 @@ class MetaService(meta_pb2_grpc.MetaServicer):
     # --- settings of groups, pauses ------------------------------------------------------------------------------------
 
     @answering
-    async def SetGroupSettings(self, request: pb.SetGroupSettingsRequest) -> pb.DescribeGroupSettingsResponse:
+    async def SetGroupSettings(
+        self, request: pb.SetGroupSettingsRequest
+    ) -> pb.DescribeGroupSettingsResponse:
         return await self._parts.delivery.set_settings(request)
 
     @answering
-    async def DescribeGroupSettings(self, request: pb.DescribeGroupSettingsRequest) -> pb.DescribeGroupSettingsResponse:
+    async def DescribeGroupSettings(
+        self, request: pb.DescribeGroupSettingsRequest
+    ) -> pb.DescribeGroupSettingsResponse:
         return await self._parts.delivery.describe(request.subject, request.group)
 
     @answering
@@ -307,8 +410,12 @@ class MetaService(meta_pb2_grpc.MetaServicer):
         return pb.ListPausesResponse(pauses=self._parts.delivery.pauses())
 
     @answering
-    async def DescribeDeadLetters(self, request: pb.DescribeDeadLettersRequest) -> pb.DescribeDeadLettersResponse:
-        return await describe_dead_letters(self._parts.brokers, self._parts.cluster.group_names(), request.group)
+    async def DescribeDeadLetters(
+        self, request: pb.DescribeDeadLettersRequest
+    ) -> pb.DescribeDeadLettersResponse:
+        return await describe_dead_letters(
+            self._parts.brokers, self._parts.cluster.group_names(), request.group
+        )
 
     # --- delayed messages ----------------------------------------------------------------------------------------------
 

@@ -43,7 +43,9 @@ class _Watcher:
 
     def take(self) -> pb.WatchResponse:
         if len(self.subjects) + len(self.groups) > NAMES_MAX:
-            raise Overloaded(f"more than {NAMES_MAX} changes wait for this watcher: locate everything again, then watch again")
+            raise Overloaded(
+                f"more than {NAMES_MAX} changes wait for this watcher: locate everything again, then watch again"
+            )
         told = pb.WatchResponse(subjects=sorted(self.subjects), broker_groups=sorted(self.groups))
         self.subjects.clear()
         self.groups.clear()
@@ -73,7 +75,9 @@ class Watchers:
     async def watch(self, quiet_s: float = QUIET_S) -> AsyncGenerator[pb.WatchResponse, None]:
         """Iterate over the changes, until the metaserver stops. Raises Overloaded."""
         if len(self._watchers) >= WATCHERS_MAX:
-            raise Overloaded(f"{WATCHERS_MAX} clients watch this metaserver already: try another one")
+            raise Overloaded(
+                f"{WATCHERS_MAX} clients watch this metaserver already: try another one"
+            )
         watcher = _Watcher()
         self._watchers.add(watcher)
         try:

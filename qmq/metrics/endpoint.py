@@ -27,11 +27,27 @@ from typing import Final, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
-from qmq.metrics.figures import COUNTER, GAUGE, SLICE, Figure, FigureSource, Histogram, Readiness, Reading, Row, one
+from qmq.metrics.figures import (
+    COUNTER,
+    GAUGE,
+    SLICE,
+    Figure,
+    FigureSource,
+    Histogram,
+    Readiness,
+    Reading,
+    Row,
+    one,
+)
 from qmq.text import joined
 
 ROWS_MAX: Final = 50_000
@@ -115,13 +131,21 @@ class _Only(PrometheusCollector):
         yield self._metric
 
 
-async def _texts(encode: Callable[[PrometheusCollector], bytes], figure: Figure, rows: Sequence[Row]) -> AsyncIterator[bytes]:
+async def _texts(
+    encode: Callable[[PrometheusCollector], bytes], figure: Figure, rows: Sequence[Row]
+) -> AsyncIterator[bytes]:
     for at in range(0, max(len(rows), 1), SLICE):
         yield _text(encode, figure, rows[at : at + SLICE], is_first=at == 0)
         await asyncio.sleep(0)
 
 
-def _text(encode: Callable[[PrometheusCollector], bytes], figure: Figure, rows: Sequence[Row], *, is_first: bool) -> bytes:
+def _text(
+    encode: Callable[[PrometheusCollector], bytes],
+    figure: Figure,
+    rows: Sequence[Row],
+    *,
+    is_first: bool,
+) -> bytes:
     """Some rows of a figure as text; the header comes with the first ones only."""
     text = encode(_Only(family(figure, rows))).removesuffix(_END)
     if is_first:
@@ -147,7 +171,9 @@ def family(figure: Figure, rows: Iterable[Row]) -> Metric:
     for labels, value in rows:
         assert isinstance(value, Histogram), figure
         bounds = [*map(floatToGoString, value.bounds), "+Inf"]
-        histogram.add_metric(labels, list(zip(bounds, accumulate(value.counts), strict=True)), value.sum)
+        histogram.add_metric(
+            labels, list(zip(bounds, accumulate(value.counts), strict=True)), value.sum
+        )
     return histogram
 
 
@@ -216,7 +242,11 @@ Listen = Callable[[str, int, Callable[[], asyncio.BaseProtocol]], Awaitable[Port
 class MetricsServer:
     """Serves the figures of some sources, and the health of the process. Call `start`, then `stop`."""
 
-    def __init__(self, sources: Sequence[FigureSource], readiness: Callable[[], Readiness] = lambda: Readiness(True, "ok")) -> None:
+    def __init__(
+        self,
+        sources: Sequence[FigureSource],
+        readiness: Callable[[], Readiness] = lambda: Readiness(True, "ok"),
+    ) -> None:
         """`readiness` is called in the event loop, often: it must only read memory."""
         self._page = Page(sources)
         self._readiness = readiness
@@ -231,7 +261,9 @@ class MetricsServer:
     def address(self) -> str:
         return joined(self.host, self.port)
 
-    async def start(self, host: str, port: int, listen: Listen, *, needs_certificate: bool = False) -> None:
+    async def start(
+        self, host: str, port: int, listen: Listen, *, needs_certificate: bool = False
+    ) -> None:
         """Listen; `port` 0 takes a free one, see `port`. With `needs_certificate`, a client without one gets the health only.
 
         Raises OSError if the port is taken.
@@ -281,7 +313,11 @@ class MetricsServer:
         finally:
             self._waiting.pop(writer, None)
         request = HttpRequest.parse(head)
-        answer = HttpAnswer("400 Bad Request", _TEXT) if request is None else await self._answer(request, writer)
+        answer = (
+            HttpAnswer("400 Bad Request", _TEXT)
+            if request is None
+            else await self._answer(request, writer)
+        )
         stays = request is not None and request.stays and not _has_body(request)
         lines = [
             f"HTTP/1.1 {answer.status}",
@@ -300,24 +336,36 @@ class MetricsServer:
     async def _answer(self, request: HttpRequest, writer: asyncio.StreamWriter) -> HttpAnswer:
         path = request.target.partition("?")[0]
         if path not in (PATH, READY, *LIVE):
-            return HttpAnswer("404 Not Found", _TEXT, [f"there is {PATH}, {LIVE[0]} and {READY}\n".encode()])
+            return HttpAnswer(
+                "404 Not Found", _TEXT, [f"there is {PATH}, {LIVE[0]} and {READY}\n".encode()]
+            )
         if request.method not in ("GET", "HEAD"):
             return HttpAnswer("405 Method Not Allowed", _TEXT)
         if path in LIVE:
             return HttpAnswer("200 OK", _TEXT, [b"ok\n"])
         if path == READY:
             is_ready, says = self._readiness()
-            return HttpAnswer("200 OK" if is_ready else "503 Service Unavailable", _TEXT, [f"{says}\n".encode()])
+            return HttpAnswer(
+                "200 OK" if is_ready else "503 Service Unavailable", _TEXT, [f"{says}\n".encode()]
+            )
         if self._needs_certificate and not writer.get_extra_info("peercert"):
-            return HttpAnswer("403 Forbidden", _TEXT, [b"metrics are for clients with a certificate of the cluster's CA\n"])
+            return HttpAnswer(
+                "403 Forbidden",
+                _TEXT,
+                [b"metrics are for clients with a certificate of the cluster's CA\n"],
+            )
         try:
             body, content_type = await self._page.render(request.headers.get("accept", ""))
         except Exception:
             log.exception("reading the metrics failed")
-            return HttpAnswer("500 Internal Server Error", _TEXT, [b"reading the metrics failed; see the log\n"])
+            return HttpAnswer(
+                "500 Internal Server Error", _TEXT, [b"reading the metrics failed; see the log\n"]
+            )
         return HttpAnswer("200 OK", content_type, body)
 
 
 def _has_body(request: HttpRequest) -> bool:
     """True if the request has a body. Bodies are not read, so the request after a body cannot be found."""
-    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    return (
+        request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    )

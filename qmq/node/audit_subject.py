@@ -42,13 +42,24 @@ def audit_subject_of(
     config: AccessConfig, store: CoordinationStore, view: ClusterView, network: Network, sender: str
 ) -> AuditSubject | None:
     """The audit subject of a server's configuration; None if there is none."""
-    return AuditSubject(store, view, network, config.audit_subject, sender) if config.audit_subject else None
+    return (
+        AuditSubject(store, view, network, config.audit_subject, sender)
+        if config.audit_subject
+        else None
+    )
 
 
 class AuditSubject:
     """Takes records from the audit log and sends them. Call `start` in an event loop whose view follows the store, then `stop`."""
 
-    def __init__(self, store: CoordinationStore, view: ClusterView, network: Network, subject: str, sender: str) -> None:
+    def __init__(
+        self,
+        store: CoordinationStore,
+        view: ClusterView,
+        network: Network,
+        subject: str,
+        sender: str,
+    ) -> None:
         self._store, self._view, self._network = store, view, network
         self._subject, self._sender = subject, sender
         self._waiting: deque[str] = deque()
@@ -84,10 +95,16 @@ class AuditSubject:
                 try:
                     if producer is None:
                         await self._ensure_subject()
-                        producer = Producer(links, ProducerIdentity(), self._subject, delivery_timeout_s=30.0)
+                        producer = Producer(
+                            links, ProducerIdentity(), self._subject, delivery_timeout_s=30.0
+                        )
                     await self._send(producer)
                 except QmqError as failure:
-                    log.warning("the audit log cannot be written to subject %r, trying again: %s", self._subject, failure)
+                    log.warning(
+                        "the audit log cannot be written to subject %r, trying again: %s",
+                        self._subject,
+                        failure,
+                    )
                     await asyncio.sleep(PAUSE_S)
                     self._news.set()
         finally:
@@ -97,7 +114,9 @@ class AuditSubject:
 
     async def _ensure_subject(self) -> None:
         if self._view.subject(self._subject) is None:
-            await ClusterCatalog(self._store, self._view, auto_create=True).create(SubjectConfig(self._subject))
+            await ClusterCatalog(self._store, self._view, auto_create=True).create(
+                SubjectConfig(self._subject)
+            )
 
     async def _send(self, producer: Producer) -> None:
         """Send the waiting records. Raises QmqError, and keeps the records that were not stored."""
@@ -105,7 +124,9 @@ class AuditSubject:
             records = list(islice(self._waiting, RECORDS_MAX))
             count = len(records)
             if self._left_out:
-                records.append(json.dumps({"action": "audit", "result": "failed", "left out": self._left_out}))
+                records.append(
+                    json.dumps({"action": "audit", "result": "failed", "left out": self._left_out})
+                )
             await producer.put(Columns([each.encode() for each in records]))
             for _ in range(count):
                 self._waiting.popleft()

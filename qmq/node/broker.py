@@ -19,8 +19,21 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from qmq_coordination.broker_groups import EpochClaim, MasterRecord, Mode, Registration, ReplicaRecord, group_key
-from qmq_coordination.coordination_store import Compare, CompareTarget, CoordinationStore, Put, absent
+from qmq_coordination.broker_groups import (
+    EpochClaim,
+    MasterRecord,
+    Mode,
+    Registration,
+    ReplicaRecord,
+    group_key,
+)
+from qmq_coordination.coordination_store import (
+    Compare,
+    CompareTarget,
+    CoordinationStore,
+    Put,
+    absent,
+)
 from qmq_coordination.ordered_records import latest_key, stale_key
 from qmq_coordination.view import ClusterView, ViewChange
 
@@ -54,7 +67,14 @@ CHECK_S: Final = 5.0
 class StaleRoutes:
     """Checks from `start` to `stop`. `group` is the broker's own group."""
 
-    def __init__(self, broker: Broker, view: ClusterView, store: CoordinationStore, group: str, check_s: float = CHECK_S) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        view: ClusterView,
+        store: CoordinationStore,
+        group: str,
+        check_s: float = CHECK_S,
+    ) -> None:
         self._broker = broker
         self._view = view
         self._store = store
@@ -85,9 +105,15 @@ class StaleRoutes:
             if what is None and known is not None:
                 await self._store.delete(stale_key(config.name, self._group))
             elif what is not None and known is None and config.name in self._seen:
-                log.critical("the routes of subject %s in the coordination store were put back: %s", config.name, what)
+                log.critical(
+                    "the routes of subject %s in the coordination store were put back: %s",
+                    config.name,
+                    what,
+                )
                 exists = Compare(latest_key(config.name), CompareTarget.CREATE, ">", 0)
-                await self._store.txn([exists], [Put(stale_key(config.name, self._group), what.encode())])
+                await self._store.txn(
+                    [exists], [Put(stale_key(config.name, self._group), what.encode())]
+                )
         self._seen = found
 
     def _forgotten(self) -> dict[str, str]:
@@ -130,7 +156,13 @@ class BrokerKind:
     def own_parts(self, replica: ReplicaBroker) -> BrokerOwnParts:
         context = self._context
         group = context.config.group
-        stale = StaleRoutes(replica.broker, context.view, context.coordination, group, context.environment.node_timing.stale_routes_s)
+        stale = StaleRoutes(
+            replica.broker,
+            context.view,
+            context.coordination,
+            group,
+            context.environment.node_timing.stale_routes_s,
+        )
         return BrokerOwnParts(GroupsSource(replica.broker, group), stale)
 
 
@@ -159,7 +191,12 @@ class BrokerOwnParts:
         await self._stale.stop()
 
 
-def broker_node(config: ReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE) -> ReplicaNode:
+def broker_node(
+    config: ReplicaConfig,
+    coordination: CoordinationStore | None = None,
+    *,
+    environment: Environment = MACHINE,
+) -> ReplicaNode:
     """Make a replica. The caller starts it. Without `coordination` the replica uses the configured etcd cluster."""
     context = open_context(config, coordination, environment)
     return ReplicaNode(context, BrokerKind(context))
@@ -184,7 +221,16 @@ class SingleReplica:
         time: ReplicaTime | None = None,
         kind: KindParts | None = None,
     ) -> None:
-        self.running = StandaloneBroker(make_broker, view, routing, time=time, kind=kind, network=network, access=access, process=process)
+        self.running = StandaloneBroker(
+            make_broker,
+            view,
+            routing,
+            time=time,
+            kind=kind,
+            network=network,
+            access=access,
+            process=process,
+        )
         """The broker's data port, its status and its maintenance."""
         self.broker = self.running.broker
         self._time = time
@@ -200,22 +246,43 @@ class SingleReplica:
         is_read_only = self._view.group(self._name).mode is Mode.READ_ONLY
         self.broker.cluster_changed(is_read_only=is_read_only, subjects=change.subjects)
 
-    async def start(self, host: str, data_port: int, control_port: int, *, also: AddServices | None = None, advertise: str = "") -> None:
+    async def start(
+        self,
+        host: str,
+        data_port: int,
+        control_port: int,
+        *,
+        also: AddServices | None = None,
+        advertise: str = "",
+    ) -> None:
         """Listen, and register, with `advertise` as the host if it is given. Raises OSError if a port is taken."""
-        await self._register(*await self.running.listen(host, data_port, control_port, also, advertise=advertise))
+        await self._register(
+            *await self.running.listen(host, data_port, control_port, also, advertise=advertise)
+        )
 
     async def _register(self, data_address: str, control_address: str) -> None:
         name, epoch = self._name, self.broker.store.epoch
         claim = EpochClaim(epoch, name, "dev")
-        await self._coordination.txn([absent(group_key(name, "epoch"))], [Put(group_key(name, "epoch"), claim.encode())])
+        await self._coordination.txn(
+            [absent(group_key(name, "epoch"))], [Put(group_key(name, "epoch"), claim.encode())]
+        )
         master = MasterRecord(name, epoch, claim.attempt, data_address, control_address)
         record = ReplicaRecord(name, name, data_address, control_address)
-        self._registration = Registration(self._coordination, record, also={group_key(name, "master"): master.encode()})
+        self._registration = Registration(
+            self._coordination, record, also={group_key(name, "master"): master.encode()}
+        )
         await self._registration.start()
 
     def sources(self) -> list[FigureSource]:
         """The sources of its metrics, without those of its kind of group."""
-        return serving.sources_of(self.broker, self._name, self.running.data, self.running.status.describe, {}, time=self._time)
+        return serving.sources_of(
+            self.broker,
+            self._name,
+            self.running.data,
+            self.running.status.describe,
+            {},
+            time=self._time,
+        )
 
     @property
     def data_port(self) -> int:

@@ -85,7 +85,12 @@ class ViewRouting(Routing):
         """True if the group reads `version` in the range, and that version has the partition there."""
         state = self._view.ordered(subject)
         record = state.groups.get(group) if state is not None else None
-        if state is None or record is None or not record.is_ready or not record.frontier.is_open(lps, version):
+        if (
+            state is None
+            or record is None
+            or not record.is_ready
+            or not record.frontier.is_open(lps, version)
+        ):
             return False
         route = state.routes.get(version)
         part = route.partition(number) if route is not None else None
@@ -131,7 +136,9 @@ class ViewRules(GroupRules):
         """The settings, each from its most specific source: the group on this subject, the group on all subjects, the broker."""
         found = self._found.get((subject, group))
         if found is None:
-            found = self._found[subject, group] = self._view.delivery.settings(subject, group, self._own)
+            found = self._found[subject, group] = self._view.delivery.settings(
+                subject, group, self._own
+            )
         return found
 
     def is_paused(self, subject: str, group: str, consumer: str, client: str) -> bool:
@@ -180,7 +187,10 @@ class StandaloneBroker:
 
     def _make_parts(self, broker: Broker) -> BrokerParts:
         self.maintenance = Maintenance(
-            broker, self._fatal, retention_before=self._time.before_ms if self._time is not None else None, tick_s=self._tick_s
+            broker,
+            self._fatal,
+            retention_before=self._time.before_ms if self._time is not None else None,
+            tick_s=self._tick_s,
         )
         rules = GroupRules()
         if self._view is not None:
@@ -200,7 +210,13 @@ class StandaloneBroker:
         return ServerName("" if self._view is None else self._view.cluster, name, name)
 
     async def listen(
-        self, host: str, data_port: int, control_port: int, also: AddServices | None = None, *, advertise: str = ""
+        self,
+        host: str,
+        data_port: int,
+        control_port: int,
+        also: AddServices | None = None,
+        *,
+        advertise: str = "",
     ) -> tuple[str, str]:
         """Serve both ports, and return their addresses, with `advertise` as the host. Raises OSError if a port is taken."""
         await self.data.start(host, data_port)
@@ -218,7 +234,9 @@ class StandaloneBroker:
             process=self._process,
             own=self._own_name,
         )
-        return joined(advertise or host, self.data.port), joined(advertise or host, self._control.port)
+        return joined(advertise or host, self.data.port), joined(
+            advertise or host, self._control.port
+        )
 
     async def stop(self) -> None:
         """Answer the requests under way. The caller closes the store."""
@@ -231,7 +249,9 @@ class StandaloneBroker:
 class ViewLocator:
     """Implements `qmq.client.metadata.cache.Locate` and `Watch`. Use it only while the view runs."""
 
-    def __init__(self, store: CoordinationStore, view: ClusterView, network: Network = NETWORK) -> None:
+    def __init__(
+        self, store: CoordinationStore, view: ClusterView, network: Network = NETWORK
+    ) -> None:
         self._view = view
         self._network = network
         self._cluster = ClusterCatalog(store, view, auto_create=False)
@@ -245,7 +265,9 @@ class ViewLocator:
         except (CallerError, Unavailable):
             raise
         except QmqError as cause:
-            raise NotConnected(f"the broker groups of {subject!r} are not known at the moment: {cause}") from cause
+            raise NotConnected(
+                f"the broker groups of {subject!r} are not known at the moment: {cause}"
+            ) from cause
         return Placement(routes_of(found, self._view.cluster), ordering)
 
     async def _ordering(self, config: SubjectConfig) -> Ordering | None:

@@ -161,7 +161,9 @@ class ScheduleTransfer:
     async def _run(self) -> None:
         if self._replica.has_all:
             return
-        log.warning("this replica has no schedule: it fetches one from another replica, and does not serve until then")
+        log.warning(
+            "this replica has no schedule: it fetches one from another replica, and does not serve until then"
+        )
         while not await self.fetch_from_any():  # noqa: ASYNC110 - others must come
             await asyncio.sleep(self._timing.schedule_retry_s)
 
@@ -172,9 +174,15 @@ class ScheduleTransfer:
                 try:
                     await self._take_from(name.replica, delay_pb2_grpc.DelayControlStub(channel))
                 except grpc.RpcError as cause:
-                    log.warning("fetching the schedule from replica %s failed: %s", name.replica, typed_error(cause, address))
+                    log.warning(
+                        "fetching the schedule from replica %s failed: %s",
+                        name.replica,
+                        typed_error(cause, address),
+                    )
                 except (DiskFull, LogDamaged, Unavailable) as failure:
-                    log.warning("storing the schedule of replica %s failed: %s", name.replica, failure)
+                    log.warning(
+                        "storing the schedule of replica %s failed: %s", name.replica, failure
+                    )
                 else:
                     return True
         return False
@@ -183,12 +191,16 @@ class ScheduleTransfer:
         told = await describe_schedule(stub, timeout_s=ASK_S)
         first = self._replica.complete_from
         if first is None or told.index < first - 1:
-            raise Unavailable(f"its checkpoint is of index {told.index}, and our log begins at {first or 'a place that is not known yet'}")
+            raise Unavailable(
+                f"its checkpoint is of index {told.index}, and our log begins at {first or 'a place that is not known yet'}"
+            )
         await self._fetch(name, stub, self._form.files(msgspec.msgpack.decode(told.state)))
         while self._replica.committed < told.index:  # noqa: ASYNC110 - the log comes from the master
             await asyncio.sleep(POLL_S)
         self._adopt(told.state)
-        log.warning("this replica now uses the schedule of replica %s as of index %d", name, told.index)
+        log.warning(
+            "this replica now uses the schedule of replica %s as of index %d", name, told.index
+        )
 
     async def _fetch(self, name: str, stub: Any, files: list[tuple[str, int]]) -> None:
         aside = self._store / ASIDE
@@ -204,10 +216,14 @@ class ScheduleTransfer:
         try:
             at = 0
             while at < size:
-                request = pb.ReadScheduleRequest(file=path.name, offset=at, bytes_max=min(PIECE_BYTES, size - at))
+                request = pb.ReadScheduleRequest(
+                    file=path.name, offset=at, bytes_max=min(PIECE_BYTES, size - at)
+                )
                 piece: bytes = (await stub.ReadSchedule(request, timeout=ASK_S)).data
                 if not 0 < len(piece) <= size - at:
-                    raise Unavailable(f"{path.name} gave {len(piece)} bytes at {at}, and should have {size}")
+                    raise Unavailable(
+                        f"{path.name} gave {len(piece)} bytes at {at}, and should have {size}"
+                    )
                 self._disk.write(fd, [piece], at)
                 at += len(piece)
                 progress.tell(len(piece))
@@ -235,7 +251,11 @@ class ScheduleTransfer:
                         await replica.hand_over(name.replica)
                         return
                     except QmqError as failure:
-                        log.warning("replica %s has its schedule but did not take over the mastership: %s", name.replica, failure)
+                        log.warning(
+                            "replica %s has its schedule but did not take over the mastership: %s",
+                            name.replica,
+                            failure,
+                        )
             await asyncio.sleep(self._timing.schedule_give_s)
 
     async def _has_schedule(self, name: ServerName, address: str) -> bool:
@@ -260,7 +280,12 @@ class _Progress:
         self._done += size
         if time.monotonic() - self._told_s >= TELL_S:
             self._told_s = time.monotonic()
-            log.info("%d of %d bytes of the schedule fetched from replica %s", self._done, self._bytes, self._donor)
+            log.info(
+                "%d of %d bytes of the schedule fetched from replica %s",
+                self._done,
+                self._bytes,
+                self._donor,
+            )
 
 
 def delay_log() -> LogConfig:
@@ -285,14 +310,25 @@ class DelayKind:
 
     routing: Final = Routing()
 
-    def __init__(self, context: ReplicaContext, settings: DelaySettings, delay: DelayConfig) -> None:
+    def __init__(
+        self, context: ReplicaContext, settings: DelaySettings, delay: DelayConfig
+    ) -> None:
         self.settings = settings
         self._context = context
         self._locator = ViewLocator(context.coordination, context.view, context.environment.network)
-        self._work = DelayWork(context.config.group, settings, delay, context.clock, self._links, context.environment.fatal)
+        self._work = DelayWork(
+            context.config.group,
+            settings,
+            delay,
+            context.clock,
+            self._links,
+            context.environment.fatal,
+        )
 
     def projection(self) -> Schedule:
-        return Schedule(self._context.folder / SCHEDULE, self._context.environment.disk, self.settings.bucket_ms)
+        return Schedule(
+            self._context.folder / SCHEDULE, self._context.environment.disk, self.settings.bucket_ms
+        )
 
     def discard(self) -> None:
         for name in (SCHEDULE, ASIDE):
@@ -316,18 +352,31 @@ class DelayParts:
     """The parts of a running replica that only a delay group has."""
 
     def __init__(
-        self, context: ReplicaContext, replica: ReplicaBroker, work: DelayWork, settings: DelaySettings, locator: ViewLocator
+        self,
+        context: ReplicaContext,
+        replica: ReplicaBroker,
+        work: DelayWork,
+        settings: DelaySettings,
+        locator: ViewLocator,
     ) -> None:
         config, environment, broker = context.config, context.environment, replica.broker
         files = ReplicaScheduleFiles(context.folder, lambda: replica.has_all)
         identity = DelayIdentity(config.group, config.replica, settings.bucket_ms)
-        self.services = DelayService(identity, lambda: work.admin if broker.is_serving else None, files).add_to
+        self.services = DelayService(
+            identity, lambda: work.admin if broker.is_serving else None, files
+        ).add_to
         self.source = DelaySource(broker, work, config.group)
         self.work = work
         self._context = context
         self._locator = locator
         self._transfer = ScheduleTransfer(
-            replica, context.folder, environment.disk, Schedule, environment.fatal, environment.network, environment.node_timing
+            replica,
+            context.folder,
+            environment.disk,
+            Schedule,
+            environment.fatal,
+            environment.network,
+            environment.node_timing,
         )
 
     def start(self) -> None:
@@ -350,7 +399,10 @@ class DelayParts:
 
 
 def delay_node(
-    config: DelayReplicaConfig, coordination: CoordinationStore | None = None, *, environment: Environment = MACHINE
+    config: DelayReplicaConfig,
+    coordination: CoordinationStore | None = None,
+    *,
+    environment: Environment = MACHINE,
 ) -> ReplicaNode:
     """Make a replica. The caller starts it. Without `coordination` the replica uses the configured etcd cluster. Raises
     InvalidArgument for impossible settings.

@@ -69,10 +69,14 @@ class DelayPart:
         self.clock = time.clock
         disk = Disk()
         schedule = Schedule(folder / SCHEDULE, disk, settings.bucket_ms)
-        store = open_store(folder, log, self.clock, disk=disk, progress=progress, projection=schedule)
+        store = open_store(
+            folder, log, self.clock, disk=disk, progress=progress, projection=schedule
+        )
         if not schedule.is_whole:
             store.close()
-            raise LogDamaged(f"{folder}: the checkpoints are missing, and the log no longer reaches back to the beginning: restore a copy")
+            raise LogDamaged(
+                f"{folder}: the checkpoints are missing, and the log no longer reaches back to the beginning: restore a copy"
+            )
         self._locator = ViewLocator(coordination, view, network)
 
         self.work = DelayWork(broker.name, settings, delay, self.clock, self._links, stop_process)
@@ -80,21 +84,44 @@ class DelayPart:
 
         def make_broker(make_parts: MakeParts) -> Broker:
             loop = asyncio.get_running_loop()
-            return Broker(store, view.subject, self.clock, broker, loop, make_parts=make_parts, is_serving=False)
+            return Broker(
+                store,
+                view.subject,
+                self.clock,
+                broker,
+                loop,
+                make_parts=make_parts,
+                is_serving=False,
+            )
 
-        self._part = SingleReplica(make_broker, coordination, view, network=network, access=access, process=process, time=time, kind=kind)
+        self._part = SingleReplica(
+            make_broker,
+            coordination,
+            view,
+            network=network,
+            access=access,
+            process=process,
+            time=time,
+            kind=kind,
+        )
         self.broker = self._part.broker
         files = ReplicaScheduleFiles(folder, lambda: True)
         identity = DelayIdentity(broker.name, broker.name, settings.bucket_ms)
-        self._service = DelayService(identity, lambda: self.work.admin if self.broker.is_serving else None, files)
+        self._service = DelayService(
+            identity, lambda: self.work.admin if self.broker.is_serving else None, files
+        )
 
     def _links(self) -> ConnectionPool:
         return self._locator.links("qmq-delay/dev")
 
-    async def start(self, host: str, data_port: int, control_port: int, *, advertise: str = "") -> None:
+    async def start(
+        self, host: str, data_port: int, control_port: int, *, advertise: str = ""
+    ) -> None:
         """Serve clients. Raises OSError if a port is taken."""
         self.broker.serve(self.broker.store)
-        await self._part.start(host, data_port, control_port, also=self._service.add_to, advertise=advertise)
+        await self._part.start(
+            host, data_port, control_port, also=self._service.add_to, advertise=advertise
+        )
 
     @property
     def data_port(self) -> int:
@@ -123,9 +150,15 @@ class DevGateway:
     the gateway's port uses the same TLS as the others.
     """
 
-    def __init__(self, server: str, folder: Path, host: str, port: int, clock: Clock, network: Network) -> None:
+    def __init__(
+        self, server: str, folder: Path, host: str, port: int, clock: Clock, network: Network
+    ) -> None:
         self._client = Client(server, clock=clock, network=network, state_dir=False)
-        tls = tls_with_own_authority(folder, host) if network.is_machine and network.credentials is None else None
+        tls = (
+            tls_with_own_authority(folder, host)
+            if network.is_machine and network.credentials is None
+            else None
+        )
         config = GatewayConfig(host, port, takes_plaintext=tls is not None)
         self.server = GatewayServer(self._client, config, clock=clock, network=tls or network)
         """The gateway, as `qmq gateway` runs it."""

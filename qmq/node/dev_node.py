@@ -123,8 +123,12 @@ class Node:
         self.coordination = CountedStore(EmbeddedStore(config.data / "coordination.db"))
         self.view = ClusterView(self.coordination, relist_s=RELIST_S)
         self._network = server_network(self._given_network, self.view)
-        self._audit = audit_subject_of(config.access, self.coordination, self.view, self._network, "dev")
-        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), self._wall)
+        self._audit = audit_subject_of(
+            config.access, self.coordination, self.view, self._network, "dev"
+        )
+        self.access = follow_access(
+            self.view, config.access, AuditLog(sink=self._audit), self._wall
+        )
         self._process = process_status(config.host, credentials=self._network.credentials)
         self.delay: DelayPart | None = None
         self.metrics: MetricsServer | None = None
@@ -140,7 +144,13 @@ class Node:
             raise
         meta = MetaConfig(config.host, config.meta_port, config.auto_create)
         self.meta = MetaServer(
-            self.coordination, self.view, meta, clock=self._wall, network=self._network, access=self.access, process=self._process
+            self.coordination,
+            self.view,
+            meta,
+            clock=self._wall,
+            network=self._network,
+            access=self.access,
+            process=self._process,
         )
         try:
             await self._listen()
@@ -152,11 +162,26 @@ class Node:
         config = self.config
         name = config.broker.name
         await process.found(self.coordination, name, (name,), None)
-        self._time = ReplicaTime(self._clock, config.data, self._disk or Disk(), boot_id())  # nobody is asked: all is on one machine
-        self.store = open_store(config.data / "broker", config.log, self._clock, disk=self._disk, progress=self._progress)
+        self._time = ReplicaTime(
+            self._clock, config.data, self._disk or Disk(), boot_id()
+        )  # nobody is asked: all is on one machine
+        self.store = open_store(
+            config.data / "broker",
+            config.log,
+            self._clock,
+            disk=self._disk,
+            progress=self._progress,
+        )
         routing = ViewRouting(self.view, name)
         self._part = SingleReplica(
-            self._make_broker, self.coordination, self.view, routing, self._network, self.access, process=self._process, time=self._time
+            self._make_broker,
+            self.coordination,
+            self.view,
+            routing,
+            self._network,
+            self.access,
+            process=self._process,
+            time=self._time,
         )
         self.broker = self._part.broker
         if config.delay:
@@ -168,7 +193,14 @@ class Node:
                 raise
 
     def _make_broker(self, make_parts: MakeParts) -> Broker:
-        return Broker(self.store, self.view.subject, self._clock, self.config.broker, asyncio.get_running_loop(), make_parts=make_parts)
+        return Broker(
+            self.store,
+            self.view.subject,
+            self._clock,
+            self.config.broker,
+            asyncio.get_running_loop(),
+            make_parts=make_parts,
+        )
 
     async def _open_delay(self) -> DelayPart:
         from qmq.node.dev import DelayPart
@@ -196,9 +228,16 @@ class Node:
         config = self.config
         self._time.begin(self.store.last_time_ms)
         self._time.start()
-        await self._part.start(config.host, config.data_port, config.control_port, advertise=config.advertise)
+        await self._part.start(
+            config.host, config.data_port, config.control_port, advertise=config.advertise
+        )
         if self.delay is not None:
-            await self.delay.start(config.host, config.delay_data_port, config.delay_control_port, advertise=config.advertise)
+            await self.delay.start(
+                config.host,
+                config.delay_data_port,
+                config.delay_control_port,
+                advertise=config.advertise,
+            )
         await self.view.refresh()
         await self.meta.start()
         if self._audit is not None:
@@ -207,10 +246,21 @@ class Node:
             from qmq.node.dev import DevGateway
 
             folder = config.data / "gateway"
-            self.gateway = DevGateway(self.address, folder, config.host, config.gateway_port, self._clock, self._given_network)
+            self.gateway = DevGateway(
+                self.address,
+                folder,
+                config.host,
+                config.gateway_port,
+                self._clock,
+                self._given_network,
+            )
             await self.gateway.start()
         self.metrics = await serving.serve(
-            serving.metrics_host(config.host, config.metrics_host), config.metrics_port, self.sources(), self.readiness, self._network
+            serving.metrics_host(config.host, config.metrics_host),
+            config.metrics_port,
+            self.sources(),
+            self.readiness,
+            self._network,
         )
 
     def readiness(self) -> Readiness:
@@ -226,7 +276,12 @@ class Node:
             AccessSource(self.access),
             ExposureSource(self.config.host, credentials=self._network.credentials),
         )
-        return [*self._part.sources(), GroupsSource(self.broker, self.config.broker.name), *of_delay, *own]
+        return [
+            *self._part.sources(),
+            GroupsSource(self.broker, self.config.broker.name),
+            *of_delay,
+            *own,
+        ]
 
     @property
     def running(self) -> StandaloneBroker:

@@ -139,7 +139,13 @@ class EtcdOptions:
 
     def open(self, *, total_s: float = TOTAL_S) -> EtcdStore:
         """Open a store on this etcd. The store connects at its first use. A call fails after `total_s`. Raises InvalidArgument."""
-        return EtcdStore(self.endpoints, user=self.user, password=self.password, tls=EtcdTls(self.ca, self.cert, self.key), total_s=total_s)
+        return EtcdStore(
+            self.endpoints,
+            user=self.user,
+            password=self.password,
+            tls=EtcdTls(self.ca, self.cert, self.key),
+            total_s=total_s,
+        )
 
 
 log = logging.getLogger("qmq.node")
@@ -168,7 +174,9 @@ def require_reachable(host: str, advertise: str) -> None:
         )
 
 
-def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = None) -> list[Weakness]:
+def weaknesses(
+    host: str, etcd: EtcdOptions | None = None, tls: Tls | None = None
+) -> list[Weakness]:
     """The weaknesses of a server that listens on `host` and gives its password to `etcd`. Raises InvalidArgument for
     a malformed endpoint.
     """
@@ -180,7 +188,11 @@ def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = Non
     if etcd is not None and etcd.password is not None:
         has_tls_files = any((etcd.ca, etcd.cert, etcd.key))
         endpoints = [parse_endpoint(text, has_tls_files=has_tls_files) for text in etcd.endpoints]
-        plain = [each.address for each in endpoints if not each.is_tls and not is_local(host_of(each.address))]
+        plain = [
+            each.address
+            for each in endpoints
+            if not each.is_tls and not is_local(host_of(each.address))
+        ]
         if plain:
             what = f"etcd's password would go to {', '.join(plain)} in clear text"
             found.append(Weakness(what, "https:// endpoints, or --etcd-ca, keep it secret"))
@@ -188,28 +200,47 @@ def weaknesses(host: str, etcd: EtcdOptions | None = None, tls: Tls | None = Non
 
 
 def require_guarded(
-    host: str, is_insecure: bool, etcd: EtcdOptions | None = None, tls: Tls | None = None, *, metrics_host: str = ""
+    host: str,
+    is_insecure: bool,
+    etcd: EtcdOptions | None = None,
+    tls: Tls | None = None,
+    *,
+    metrics_host: str = "",
 ) -> None:
     """Raise InvalidArgument if there are weaknesses. With `is_insecure` they are only logged as warnings."""
     found = weaknesses(host, etcd, tls)
     if metrics_host and not _is_guarded(metrics_host, tls):
         what = f"everybody who reaches {metrics_host} may read the metrics, which have the names of subjects and groups"
         remedy = "Certificates that are required of clients (--tls-ca, --tls-cert, --tls-key) close the metrics to all others"
-        found.append(Weakness(what, f"{remedy}; without QMQ_METRICS_HOST this machine alone may read them"))
+        found.append(
+            Weakness(what, f"{remedy}; without QMQ_METRICS_HOST this machine alone may read them")
+        )
     for what, remedy in found:
         if not is_insecure:
-            raise InvalidArgument(f"{what}. {remedy}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/SECURITY.md)")
-        log.warning("insecure: %s; allow only a private network to reach this process (docs/SECURITY.md)", what)
+            raise InvalidArgument(
+                f"{what}. {remedy}; --insecure (QMQ_INSECURE=1) allows it on a private network (docs/SECURITY.md)"
+            )
+        log.warning(
+            "insecure: %s; allow only a private network to reach this process (docs/SECURITY.md)",
+            what,
+        )
 
 
-def process_status(host: str, etcd: EtcdOptions | None = None, credentials: Credentials | None = None) -> Callable[[], pb.ProcessStatus]:
+def process_status(
+    host: str, etcd: EtcdOptions | None = None, credentials: Credentials | None = None
+) -> Callable[[], pb.ProcessStatus]:
     """Make a function that returns the process's current status. Certificates may be renewed while the process runs."""
-    version, is_insecure = qmq.__version__, bool(weaknesses(host, etcd, None if credentials is None else credentials.files))
+    version, is_insecure = (
+        qmq.__version__,
+        bool(weaknesses(host, etcd, None if credentials is None else credentials.files)),
+    )
 
     def describe() -> pb.ProcessStatus:
         left = None if credentials is None else left_s(credentials, now())
         left_ms = None if left is None else int(left * 1000)
-        return pb.ProcessStatus(version=version, is_insecure=is_insecure, certificate_left_ms=left_ms)
+        return pb.ProcessStatus(
+            version=version, is_insecure=is_insecure, certificate_left_ms=left_ms
+        )
 
     return describe
 
@@ -227,9 +258,13 @@ def check_settings(settings: DelaySettings) -> DelaySettings:
     """Raise InvalidArgument for invalid settings of a delay group."""
     bucket, most = settings.bucket_ms, settings.delay_ms_max
     if not BUCKET_MS_MIN <= bucket <= DAY_MS or DAY_MS % bucket:
-        raise InvalidArgument(f"a bucket must last 5 minutes to 24 hours and divide a day evenly, not {_minutes(bucket)} minutes")
+        raise InvalidArgument(
+            f"a bucket must last 5 minutes to 24 hours and divide a day evenly, not {_minutes(bucket)} minutes"
+        )
     if not 0 < most <= YEARS_MAX * 366 * DAY_MS:
-        raise InvalidArgument(f"the longest delay must be above 0 and at most {YEARS_MAX} years, not {_days(most)} days")
+        raise InvalidArgument(
+            f"the longest delay must be above 0 and at most {YEARS_MAX} years, not {_days(most)} days"
+        )
     return settings
 
 
@@ -238,9 +273,13 @@ def check_kind(group: str, found: DelaySettings | None, wanted: DelaySettings | 
     if found == wanted:
         return
     if found is None:
-        raise InvalidArgument(f"{group} is a broker group: start its replicas with `qmq broker`, or choose another --group for `qmq delay`")
+        raise InvalidArgument(
+            f"{group} is a broker group: start its replicas with `qmq broker`, or choose another --group for `qmq delay`"
+        )
     if wanted is None:
-        raise InvalidArgument(f"{group} is a delay group: start its replicas with `qmq delay`, or choose another --group for `qmq broker`")
+        raise InvalidArgument(
+            f"{group} is a delay group: start its replicas with `qmq delay`, or choose another --group for `qmq broker`"
+        )
     raise InvalidArgument(
         f"delay group {group} was created with {_named(found)}, but this replica was started with {_named(wanted)}: all replicas "
         "of a group need the same settings. Start it with the group's settings, or create another group"
@@ -248,7 +287,9 @@ def check_kind(group: str, found: DelaySettings | None, wanted: DelaySettings | 
 
 
 def _named(settings: DelaySettings) -> str:
-    return f"QMQ_BUCKET={_minutes(settings.bucket_ms)}m QMQ_DELAY_MAX={_days(settings.delay_ms_max)}d"
+    return (
+        f"QMQ_BUCKET={_minutes(settings.bucket_ms)}m QMQ_DELAY_MAX={_days(settings.delay_ms_max)}d"
+    )
 
 
 def _minutes(ms: int) -> str:
@@ -262,7 +303,9 @@ def _days(ms: int) -> str:
 # --- in the coordination store -----------------------------------------------------------------------------------------
 
 
-async def found(store: CoordinationStore, group: str, replicas: tuple[str, ...], wanted: DelaySettings | None) -> ReplicaMembership:
+async def found(
+    store: CoordinationStore, group: str, replicas: tuple[str, ...], wanted: DelaySettings | None
+) -> ReplicaMembership:
     """The group's membership. A new group is created. Waits until the store can be reached. Raises InvalidArgument if the group is of
     another kind.
     """

@@ -88,13 +88,19 @@ class ShardSupervision:
     def ended(self, shard: int, status: int, now_ms: int) -> Restart | StopAll | None:
         """Note that the shard's process ended with an exit status (negative: killed by that signal)."""
         found = self._shards[shard]
-        was_steady = found.state is ShardState.SERVING and now_ms - found.serving_since_ms >= STEADY_MS
+        was_steady = (
+            found.state is ShardState.SERVING and now_ms - found.serving_since_ms >= STEADY_MS
+        )
         if self.is_stopping or not found.has_served:
             found.state = ShardState.ENDED
-            self.exit_status = self.exit_status or (status if status > 0 else 128 - status if status < 0 else 0)
+            self.exit_status = self.exit_status or (
+                status if status > 0 else 128 - status if status < 0 else 0
+            )
             if self.is_stopping:
                 return None
-            self.exit_status = self.exit_status or 1  # a broker that ends without a request has failed, with any exit status
+            self.exit_status = (
+                self.exit_status or 1
+            )  # a broker that ends without a request has failed, with any exit status
             return self.stop()
         found.state = ShardState.RESTING
         found.restarts = 1 if was_steady else found.restarts + 1
@@ -177,7 +183,9 @@ class ShardSupervisor:
         )
         self._processes[shard] = process
         if self._supervision.is_stopping:
-            process.send_signal(signal.SIGTERM)  # the signal came while the process was being created
+            process.send_signal(
+                signal.SIGTERM
+            )  # the signal came while the process was being created
         assert process.stdout is not None
         async for line in process.stdout:
             self._say(line.decode(errors="replace").rstrip("\n"))
@@ -198,7 +206,13 @@ class ShardSupervisor:
     def _act(self, decide: Callable[[], Restart | StopAll | None]) -> None:
         decision = decide()
         if isinstance(decision, Restart):
-            log.warning("%s %d of %s starts again in %d ms", self._part, decision.shard, self._whole, decision.after_ms)
+            log.warning(
+                "%s %d of %s starts again in %d ms",
+                self._part,
+                decision.shard,
+                self._whole,
+                decision.after_ms,
+            )
             self._loop.call_later(decision.after_ms / 1000, self._start_again, decision.shard)
         elif isinstance(decision, StopAll):
             for process in list(self._processes.values()):

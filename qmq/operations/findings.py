@@ -24,7 +24,16 @@ from qmq.operations.snapshot import (
     StoreMemberFacts,
     SubjectFacts,
 )
-from qmq.operations.text import THRESHOLDS, Finding, FindingKind, Severity, Thresholds, counted, in_words, size_in_words
+from qmq.operations.text import (
+    THRESHOLDS,
+    Finding,
+    FindingKind,
+    Severity,
+    Thresholds,
+    counted,
+    in_words,
+    size_in_words,
+)
 
 STATUS: Final = "qmq cluster status"
 _CORRUPTING: Final = ("3.5.0", "3.5.1", "3.5.2")
@@ -121,7 +130,10 @@ ONE_VOTER: Final = FindingKind(
     "Its messages are on one machine only. If the machine is lost, they are lost. This is normal for `qmq dev`.",
 )
 DRAINED: Final = FindingKind(
-    "drained", "notice", "a broker group is drained", "Producers use the other broker groups. Consumers read the remaining messages."
+    "drained",
+    "notice",
+    "a broker group is drained",
+    "Producers use the other broker groups. Consumers read the remaining messages.",
 )
 INSECURE: Final = FindingKind(
     "insecure-port",
@@ -180,26 +192,52 @@ def metaserver_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Fi
     away = [each for each in now.metaservers if each.failure]
     severity = Severity.WARNING if now.is_reachable else Severity.CRITICAL
     for each in away:
-        yield Finding(METASERVER_AWAY, severity, f"metaserver {each.address}", f"does not answer: {each.failure}", STATUS)
+        yield Finding(
+            METASERVER_AWAY,
+            severity,
+            f"metaserver {each.address}",
+            f"does not answer: {each.failure}",
+            STATUS,
+        )
     silent_ms = [each.store_silent_ms for each in now.metaservers if not each.failure]
     if silent_ms and max(silent_ms) > limits.store_silent_ms:
         is_all = min(silent_ms) > limits.store_silent_ms
         who = "every metaserver" if is_all else "a metaserver"
         what = f"{who} has got no answer from it for {in_words(max(silent_ms))}"
         severity = Severity.CRITICAL if is_all else Severity.WARNING
-        yield Finding(STORE_SILENT, severity, "coordination store", what, "etcdctl endpoint health --cluster")
+        yield Finding(
+            STORE_SILENT, severity, "coordination store", what, "etcdctl endpoint health --cluster"
+        )
     yield from _store_member_findings(now)
     for each_group in now.broker_groups:
         forgotten = [each for each in each_group.replicas if each.older_store]
         if forgotten:
             what = f"its data was put back: {forgotten[0].older_store} (by {', '.join(each.replica for each in forgotten)})"
-            yield Finding(STORE_PUT_BACK, Severity.CRITICAL, "coordination store", what, "qmq backup rebuild --help")
+            yield Finding(
+                STORE_PUT_BACK,
+                Severity.CRITICAL,
+                "coordination store",
+                what,
+                "qmq backup rebuild --help",
+            )
     for question, reason in sorted(now.missing.items()):
-        yield Finding(NOT_ANSWERED, Severity.WARNING, question.replace("_", " "), f"no answer: {reason}", "qmq whoami")
+        yield Finding(
+            NOT_ANSWERED,
+            Severity.WARNING,
+            question.replace("_", " "),
+            f"no answer: {reason}",
+            "qmq whoami",
+        )
     offline = {each.broker_group for each in now.broker_groups if each.health == OFFLINE}
     for group, reason in sorted(now.silent.items()):
         if group not in offline:
-            yield Finding(NOT_ANSWERED, Severity.WARNING, f"broker group {group}", f"did not answer: {reason}", STATUS)
+            yield Finding(
+                NOT_ANSWERED,
+                Severity.WARNING,
+                f"broker group {group}",
+                f"did not answer: {reason}",
+                STATUS,
+            )
 
 
 def _store_member_findings(now: ClusterSnapshot) -> Iterator[Finding]:
@@ -212,29 +250,59 @@ def _store_member_findings(now: ClusterSnapshot) -> Iterator[Finding]:
         about = f"etcd member {address}"
         away = [(metaserver, each.failure) for metaserver, each in answers if each.failure]
         if away:
-            whom = "" if len(away) == len(answers) else f" {', '.join(metaserver for metaserver, _ in away)}"
+            whom = (
+                ""
+                if len(away) == len(answers)
+                else f" {', '.join(metaserver for metaserver, _ in away)}"
+            )
             what = f"does not answer{whom}: {away[0][1]}"
-            yield Finding(STORE_MEMBER_AWAY, Severity.WARNING, about, what, "etcdctl endpoint status --cluster -w table")
+            yield Finding(
+                STORE_MEMBER_AWAY,
+                Severity.WARNING,
+                about,
+                what,
+                "etcdctl endpoint status --cluster -w table",
+            )
         version = next((each.version for _, each in answers if each.version in _CORRUPTING), "")
         if version:
-            yield Finding(STORE_VERSION, Severity.WARNING, about, f"runs etcd {version}", "etcdctl endpoint hashkv --cluster -w table")
+            yield Finding(
+                STORE_VERSION,
+                Severity.WARNING,
+                about,
+                f"runs etcd {version}",
+                "etcdctl endpoint hashkv --cluster -w table",
+            )
 
 
-def broker_group_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
+def broker_group_findings(
+    now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds
+) -> Iterator[Finding]:
     """Findings about broker groups, delay groups and their replicas."""
-    before = {} if previous is None else {each.broker_group: each for each in previous.broker_groups}
-    placed = Counter(name for each in now.subjects for name in (each.route.broker_groups if each.route else each.broker_groups))
+    before = (
+        {} if previous is None else {each.broker_group: each for each in previous.broker_groups}
+    )
+    placed = Counter(
+        name
+        for each in now.subjects
+        for name in (each.route.broker_groups if each.route else each.broker_groups)
+    )
     for group in now.broker_groups:
-        yield from _group_findings(group, before.get(group.broker_group), placed[group.broker_group])
+        yield from _group_findings(
+            group, before.get(group.broker_group), placed[group.broker_group]
+        )
         for replica in group.replicas:
             yield from _replica_findings(group, replica, limits)
 
 
-def _group_findings(group: BrokerGroupFacts, before: BrokerGroupFacts | None, subjects: int) -> Iterator[Finding]:
+def _group_findings(
+    group: BrokerGroupFacts, before: BrokerGroupFacts | None, subjects: int
+) -> Iterator[Finding]:
     about = f"{'delay group' if group.is_delay else 'broker group'} {group.broker_group}"
     present = [each.replica for each in group.replicas if each.is_present and each.vote == "voter"]
     if _lacks_votes(group):
-        doubtful = [each.replica for each in group.replicas if each.role is not None and not each.is_whole]
+        doubtful = [
+            each.replica for each in group.replicas if each.role is not None and not each.is_whole
+        ]
         what = f"elects no master: {', '.join(doubtful)} may lack entries and has no vote, so all {len(group.voters)} voters are needed"
         yield Finding(NO_MASTER, Severity.CRITICAL, about, what, f"{STATUS} --watch")
     elif group.health == OFFLINE:
@@ -247,29 +315,55 @@ def _group_findings(group: BrokerGroupFacts, before: BrokerGroupFacts | None, su
     if len(group.voters) == 1:
         yield Finding(ONE_VOTER, Severity.NOTICE, about, "has one voter", STATUS)
     if group.mode == "read-only":
-        yield Finding(DRAINED, Severity.NOTICE, about, "is drained: it takes no new messages", f"qmq broker resume {group.broker_group}")
+        yield Finding(
+            DRAINED,
+            Severity.NOTICE,
+            about,
+            "is drained: it takes no new messages",
+            f"qmq broker resume {group.broker_group}",
+        )
 
 
 def _lacks_votes(group: BrokerGroupFacts) -> bool:
     """True if no replica serves, and those that may lack entries are missing for a majority."""
     answering = [each for each in group.replicas if each.role is not None and each.vote == "voter"]
     whole = [each for each in answering if each.is_whole]
-    return not any(each.is_serving for each in answering) and len(whole) < len(group.voters) // 2 + 1 and len(whole) < len(answering)
+    return (
+        not any(each.is_serving for each in answering)
+        and len(whole) < len(group.voters) // 2 + 1
+        and len(whole) < len(answering)
+    )
 
 
-def _replica_findings(group: BrokerGroupFacts, replica: ReplicaFacts, limits: Thresholds) -> Iterator[Finding]:
+def _replica_findings(
+    group: BrokerGroupFacts, replica: ReplicaFacts, limits: Thresholds
+) -> Iterator[Finding]:
     about = f"replica {replica.replica} of {group.broker_group}"
     if replica.role is None:
         if replica.vote != "none" or replica.is_present:
-            yield Finding(REPLICA_AWAY, Severity.WARNING, about, _absence(group, replica), f"{STATUS} --watch")
+            yield Finding(
+                REPLICA_AWAY, Severity.WARNING, about, _absence(group, replica), f"{STATUS} --watch"
+            )
         return
     if replica.fork:
         yield Finding(REPLICA_FORKED, Severity.CRITICAL, about, replica.fork, STATUS)
     if not replica.is_whole:
-        yield Finding(REPLICA_INCOMPLETE, Severity.WARNING, about, "may lack entries that it acknowledged", f"{STATUS} --watch")
+        yield Finding(
+            REPLICA_INCOMPLETE,
+            Severity.WARNING,
+            about,
+            "may lack entries that it acknowledged",
+            f"{STATUS} --watch",
+        )
     if replica.replica == group.master:
         if replica.role == "master" and not replica.is_serving:
-            yield Finding(MASTER_NOT_SERVING, Severity.WARNING, about, "is master, and does not serve clients yet", f"{STATUS} --watch")
+            yield Finding(
+                MASTER_NOT_SERVING,
+                Severity.WARNING,
+                about,
+                "is master, and does not serve clients yet",
+                f"{STATUS} --watch",
+            )
         return
     behind = replica.lag_entries or 0
     if (replica.silent_ms or 0) > limits.replica_silent_ms:
@@ -285,7 +379,11 @@ def _absence(group: BrokerGroupFacts, replica: ReplicaFacts) -> str:
     if not replica.is_present:
         what = "does not run, or cannot reach the coordination store"
     answering = sum(each.role is not None and each.vote == "voter" for each in group.replicas)
-    if group.health != OFFLINE and replica.vote == "voter" and answering <= len(group.voters) // 2 + 1:
+    if (
+        group.health != OFFLINE
+        and replica.vote == "voter"
+        and answering <= len(group.voters) // 2 + 1
+    ):
         what += f"; if one more voter fails, {group.broker_group} has no majority"
     return what
 
@@ -310,7 +408,9 @@ def _storage_findings(about: str, storage: StorageFacts, limits: Thresholds) -> 
     if free <= limits.disk_reserves * reserved:
         is_full = free <= reserved
         state = "refuses messages" if is_full else "is nearly full"
-        what = f"{state}: {size_in_words(free)} are free, and {size_in_words(reserved)} stay reserved"
+        what = (
+            f"{state}: {size_in_words(free)} are free, and {size_in_words(reserved)} stay reserved"
+        )
         severity = Severity.CRITICAL if is_full else Severity.WARNING
         yield Finding(DISK_FULL, severity, about, what, "qmq subject list")
     if storage.damaged_objects:
@@ -328,9 +428,19 @@ def _process_findings(about: str, process: ProcessFacts, limits: Thresholds) -> 
         yield Finding(INSECURE, Severity.NOTICE, about, what, "qmq cert cluster --help")
     left_ms = process.certificate_left_ms
     if left_ms is not None and left_ms < limits.certificate_notice_ms:
-        what = f"its certificate ended {in_words(-left_ms)} ago" if left_ms <= 0 else f"its certificate ends in {in_words(left_ms)}"
+        what = (
+            f"its certificate ended {in_words(-left_ms)} ago"
+            if left_ms <= 0
+            else f"its certificate ends in {in_words(left_ms)}"
+        )
         severity = Severity.WARNING if left_ms < limits.certificate_warning_ms else Severity.NOTICE
-        yield Finding(CERTIFICATE_ENDS, Severity.CRITICAL if left_ms <= 0 else severity, about, what, "qmq cert cluster --renew")
+        yield Finding(
+            CERTIFICATE_ENDS,
+            Severity.CRITICAL if left_ms <= 0 else severity,
+            about,
+            what,
+            "qmq cert cluster --renew",
+        )
 
 
 def _version_findings(processes: dict[str, ProcessFacts]) -> Iterator[Finding]:
@@ -341,13 +451,13 @@ def _version_findings(processes: dict[str, ProcessFacts]) -> Iterator[Finding]:
     usual, _ = max(counts.items(), key=lambda item: (item[1], item[0]))
     for about, process in processes.items():
         if process.version != usual:
-            what = (
-                f"runs version {process.version or 'unknown'}; most servers run {usual or 'an older version that does not report itself'}"
-            )
+            what = f"runs version {process.version or 'unknown'}; most servers run {usual or 'an older version that does not report itself'}"
             yield Finding(VERSION_DIFFERS, Severity.NOTICE, about, what, f"{STATUS} --json")
 
 
-def _clock_findings(now: ClusterSnapshot, replicas: list[ReplicaFacts], limits: Thresholds) -> Iterator[Finding]:
+def _clock_findings(
+    now: ClusterSnapshot, replicas: list[ReplicaFacts], limits: Thresholds
+) -> Iterator[Finding]:
     """Compares each machine's clock with the median. The clocks were read within a second, so smaller differences are ignored."""
     told = {f"replica {each.replica}": each.time_ms for each in replicas if each.time_ms}
     if len(told) > 1:
@@ -356,21 +466,43 @@ def _clock_findings(now: ClusterSnapshot, replicas: list[ReplicaFacts], limits: 
             if abs(time_ms - middle) > limits.clock_ms:
                 side = "ahead of" if time_ms > middle else "behind"
                 what = f"its clock is {in_words(abs(time_ms - middle))} {side} the others"
-                yield Finding(CLOCKS_DIFFER, Severity.WARNING, about, what, "timedatectl timesync-status")
+                yield Finding(
+                    CLOCKS_DIFFER, Severity.WARNING, about, what, "timedatectl timesync-status"
+                )
     for group in now.broker_groups:
         for each in group.replicas:
             behind_ms = each.retention_behind_ms + each.clock_step_ms
             if behind_ms > limits.retention_behind_ms:
                 is_doubted = abs(each.clock_step_ms) > limits.clock_ms
-                why = "the other machines do not confirm its clock" if is_doubted else "an operator has to confirm its clock"
+                why = (
+                    "the other machines do not confirm its clock"
+                    if is_doubted
+                    else "an operator has to confirm its clock"
+                )
                 what = f"its retention counts by a time {behind_ms // 1000:,} s behind its clock: {why}"
-                command = "timedatectl timesync-status" if is_doubted else f"qmq {'delay' if group.is_delay else 'broker'} confirm-clock"
-                yield Finding(RETENTION_BEHIND, Severity.WARNING, f"replica {each.replica} of {group.broker_group}", what, command)
+                command = (
+                    "timedatectl timesync-status"
+                    if is_doubted
+                    else f"qmq {'delay' if group.is_delay else 'broker'} confirm-clock"
+                )
+                yield Finding(
+                    RETENTION_BEHIND,
+                    Severity.WARNING,
+                    f"replica {each.replica} of {group.broker_group}",
+                    what,
+                    command,
+                )
     for delay in now.delay_groups:
         if abs(delay.clock_step_ms) > limits.clock_ms:
             side = "ahead of" if delay.clock_step_ms > 0 else "behind"
             what = f"its master's clock is {in_words(abs(delay.clock_step_ms))} {side} the time that the group keeps"
-            yield Finding(CLOCKS_DIFFER, Severity.WARNING, f"delay group {delay.group}", what, "timedatectl timesync-status")
+            yield Finding(
+                CLOCKS_DIFFER,
+                Severity.WARNING,
+                f"delay group {delay.group}",
+                what,
+                "timedatectl timesync-status",
+            )
 
 
 ONE_BROKER_GROUP: Final = FindingKind(
@@ -398,7 +530,10 @@ NO_CONSUMERS: Final = FindingKind(
     "Retention will delete the waiting messages unread. If the group is no longer needed, delete it.",
 )
 GROUP_PAUSED: Final = FindingKind(
-    "group-paused", "notice", "a group is paused, and messages wait", "An operator paused it. Retention still deletes old messages."
+    "group-paused",
+    "notice",
+    "a group is paused, and messages wait",
+    "An operator paused it. Retention still deletes old messages.",
 )
 LANES_UNHELD: Final = FindingKind(
     "lanes-unheld",
@@ -445,11 +580,27 @@ def subject_findings(now: ClusterSnapshot, limits: Thresholds) -> Iterator[Findi
         about = f"subject {each.subject}"
         places = each.broker_groups if each.route is None else each.route.broker_groups
         if len(groups) > 1 and len(places) == 1:
-            yield Finding(ONE_BROKER_GROUP, Severity.NOTICE, about, f"is on {places[0]} only", _spread(each, groups))
+            yield Finding(
+                ONE_BROKER_GROUP,
+                Severity.NOTICE,
+                about,
+                f"is on {places[0]} only",
+                _spread(each, groups),
+            )
         change = None if each.route is None else each.route.change
-        if change is not None and change.since_ms and now.time_ms - change.since_ms > limits.route_change_ms:
+        if (
+            change is not None
+            and change.since_ms
+            and now.time_ms - change.since_ms > limits.route_change_ms
+        ):
             what = f"its {change.kind} to version {change.to_version} has been {change.phase} for {in_words(now.time_ms - change.since_ms)}"
-            yield Finding(ROUTE_CHANGE_STUCK, Severity.WARNING, about, what, f"qmq route history {each.subject}")
+            yield Finding(
+                ROUTE_CHANGE_STUCK,
+                Severity.WARNING,
+                about,
+                what,
+                f"qmq route history {each.subject}",
+            )
 
 
 def _spread(subject: SubjectFacts, groups: list[str]) -> str:
@@ -458,9 +609,13 @@ def _spread(subject: SubjectFacts, groups: list[str]) -> str:
     return f"qmq subject place {subject.subject} --groups {','.join(groups)}"
 
 
-def group_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
+def group_findings(
+    now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds
+) -> Iterator[Finding]:
     """Findings about consumer groups: lag, and failed messages."""
-    before = {} if previous is None else {(each.subject, each.group): each for each in previous.groups}
+    before = (
+        {} if previous is None else {(each.subject, each.group): each for each in previous.groups}
+    )
     passed_ms = 0 if previous is None else now.monotonic_ms - previous.monotonic_ms
     pauses = {(each.subject, each.group): each for each in now.pauses if each.kind == "group"}
     for each in now.groups:
@@ -482,24 +637,52 @@ def _progress_findings(
     if group.is_paused:
         if group.lag_messages:
             pause = pauses.get((group.subject, group.group)) or pauses.get(("*", group.group))
-            resume = f"qmq resume group {pause.subject if pause else group.subject} {group.group}".replace(" * ", " '*' ")
-            yield Finding(GROUP_PAUSED, Severity.NOTICE, about, f"is paused{_pause_in_words(pause, now_ms)}; waiting: {lag}", resume)
+            resume = f"qmq resume group {pause.subject if pause else group.subject} {group.group}".replace(
+                " * ", " '*' "
+            )
+            yield Finding(
+                GROUP_PAUSED,
+                Severity.NOTICE,
+                about,
+                f"is paused{_pause_in_words(pause, now_ms)}; waiting: {lag}",
+                resume,
+            )
     elif group.lag_messages and not group.consumers:
         if group.lag_ms > limits.unconsumed_ms:
-            yield Finding(NO_CONSUMERS, Severity.WARNING, about, f"has no consumers, and messages are waiting: {lag}", show)
+            yield Finding(
+                NO_CONSUMERS,
+                Severity.WARNING,
+                about,
+                f"has no consumers, and messages are waiting: {lag}",
+                show,
+            )
     else:
         if group.lag_ms > limits.lag_ms or group.lag_messages > limits.lag_messages:
             trend, left_ms = _trend(group, earlier, passed_ms)
-            severity = Severity.NOTICE if left_ms is not None and left_ms < limits.lag_ms else Severity.WARNING
+            severity = (
+                Severity.NOTICE
+                if left_ms is not None and left_ms < limits.lag_ms
+                else Severity.WARNING
+            )
             yield Finding(GROUP_LAGS, severity, about, f"is behind: {lag}{trend}", show)
         unheld = _unheld(group) & (set() if earlier is None else _unheld(earlier))
         if unheld and group.consumers:
             numbers = ", ".join(str(number) for number in sorted(unheld)[:10])
-            yield Finding(LANES_UNHELD, Severity.WARNING, about, f"no consumer reads partition {numbers}, where messages are waiting", show)
+            yield Finding(
+                LANES_UNHELD,
+                Severity.WARNING,
+                about,
+                f"no consumer reads partition {numbers}, where messages are waiting",
+                show,
+            )
     skipped = sum(each.skipped_messages for each in group.progress)
     if skipped:
         yield Finding(
-            OVERTAKEN, Severity.WARNING, about, f"retention deleted {counted(skipped, 'message')} before the group received them", show
+            OVERTAKEN,
+            Severity.WARNING,
+            about,
+            f"retention deleted {counted(skipped, 'message')} before the group received them",
+            show,
         )
 
 
@@ -514,18 +697,30 @@ def _unheld(group: ConsumerGroupFacts) -> set[int]:
     return {each.partition for each in group.progress if each.is_unheld}
 
 
-def _trend(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | None, passed_ms: int) -> tuple[str, int | None]:
+def _trend(
+    group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | None, passed_ms: int
+) -> tuple[str, int | None]:
     """The change of the lag in words, with the time until the lag is 0 if it shrinks."""
     if earlier is None or passed_ms <= 0:
         return "", None
     change_per_s = (group.lag_messages - earlier.lag_messages) * 1000 / passed_ms
     if change_per_s >= 0:
-        return f"; it grows by {change_per_s:,.0f} messages/s" if change_per_s else "; it does not shrink", None
+        return (
+            f"; it grows by {change_per_s:,.0f} messages/s"
+            if change_per_s
+            else "; it does not shrink",
+            None,
+        )
     left_ms = round(group.lag_messages / -change_per_s * 1000)
-    return f"; it shrinks by {-change_per_s:,.0f} messages/s and ends in {in_words(left_ms)}", left_ms
+    return (
+        f"; it shrinks by {-change_per_s:,.0f} messages/s and ends in {in_words(left_ms)}",
+        left_ms,
+    )
 
 
-def _failure_findings(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | None) -> Iterator[Finding]:
+def _failure_findings(
+    group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | None
+) -> Iterator[Finding]:
     about = _about(group)
     if group.parked_keys:
         what = f"has {counted(group.parked_keys, 'parked key')} with {counted(group.parked_messages, 'message')}"
@@ -533,35 +728,61 @@ def _failure_findings(group: ConsumerGroupFacts, earlier: ConsumerGroupFacts | N
         if full:
             what += f"; that is too many: it gets no more messages of partition {', '.join(full[:10])} until you replay or skip keys"
         severity = Severity.CRITICAL if full else Severity.WARNING
-        yield Finding(PARKED_KEYS, severity, about, what, f"qmq dlq list {group.subject} {group.group}")
+        yield Finding(
+            PARKED_KEYS, severity, about, what, f"qmq dlq list {group.subject} {group.group}"
+        )
     if earlier is None:
         return
     if group.dying_messages and earlier.dying_messages:
-        what = f"{counted(group.dying_messages, 'message')} cannot be copied to its dead-letter queue"
+        what = (
+            f"{counted(group.dying_messages, 'message')} cannot be copied to its dead-letter queue"
+        )
         yield Finding(DYING, Severity.WARNING, about, what, "qmq cluster status")
     expired = group.expired_messages - earlier.expired_messages
     if expired > 0:
         what = f"retention deleted {counted(expired, 'message')} before the next attempt"
-        yield Finding(EXPIRED, Severity.WARNING, about, what, f"qmq group settings {group.subject} {group.group}")
+        yield Finding(
+            EXPIRED,
+            Severity.WARNING,
+            about,
+            what,
+            f"qmq group settings {group.subject} {group.group}",
+        )
 
 
 def _about(group: ConsumerGroupFacts) -> str:
     return f"group {group.group} of {group.subject}"
 
 
-def dead_letter_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
+def dead_letter_findings(
+    now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds
+) -> Iterator[Finding]:
     """Findings about waiting dead letters; a warning where more came lately."""
     before = {} if previous is None else {each.group: each for each in previous.dead_letters}
     for each in now.dead_letters:
         if not each.waiting:
             continue
         earlier = before.get(each.group)
-        is_new = previous is not None and each.messages > (earlier.messages if earlier is not None else 0)
-        is_recent = bool(each.newest_ms) and now.time_ms - each.newest_ms < limits.dead_letters_recent_ms
-        newest = f"; the newest came {in_words(max(now.time_ms - each.newest_ms, 0))} ago" if each.newest_ms else ""
+        is_new = previous is not None and each.messages > (
+            earlier.messages if earlier is not None else 0
+        )
+        is_recent = (
+            bool(each.newest_ms) and now.time_ms - each.newest_ms < limits.dead_letters_recent_ms
+        )
+        newest = (
+            f"; the newest came {in_words(max(now.time_ms - each.newest_ms, 0))} ago"
+            if each.newest_ms
+            else ""
+        )
         severity = Severity.WARNING if is_new or is_recent else Severity.NOTICE
         what = f"{counted(each.waiting, 'dead letter')} waiting{newest}"
-        yield Finding(DEAD_LETTERS, severity, f"dead letters of {each.group}", what, f"qmq dlq show {each.group}")
+        yield Finding(
+            DEAD_LETTERS,
+            severity,
+            f"dead letters of {each.group}",
+            what,
+            f"qmq dlq show {each.group}",
+        )
 
 
 DELAY_BEHIND: Final = FindingKind(
@@ -579,7 +800,9 @@ DELAY_TROUBLE: Final = FindingKind(
 _STATS: Final = "qmq delay stats"
 
 
-def delay_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds) -> Iterator[Finding]:
+def delay_findings(
+    now: ClusterSnapshot, previous: ClusterSnapshot | None, limits: Thresholds
+) -> Iterator[Finding]:
     """Findings about the delay groups that answered."""
     before = {} if previous is None else {each.group: each for each in previous.delay_groups}
     for each in now.delay_groups:
@@ -587,8 +810,16 @@ def delay_findings(now: ClusterSnapshot, previous: ClusterSnapshot | None, limit
         if what:
             yield Finding(DELAY_BEHIND, Severity.WARNING, f"delay group {each.group}", what, _STATS)
         for trouble in each.troubles:
-            reason = f"{counted(trouble.waiting, 'due message')} cannot be delivered: {trouble.reason}"
-            yield Finding(DELAY_TROUBLE, Severity.WARNING, f"delayed messages of {trouble.subject}", reason, _STATS)
+            reason = (
+                f"{counted(trouble.waiting, 'due message')} cannot be delivered: {trouble.reason}"
+            )
+            yield Finding(
+                DELAY_TROUBLE,
+                Severity.WARNING,
+                f"delayed messages of {trouble.subject}",
+                reason,
+                _STATS,
+            )
 
 
 def _lateness(group: DelayGroupFacts, before: DelayGroupFacts | None, limits: Thresholds) -> str:
@@ -597,18 +828,28 @@ def _lateness(group: DelayGroupFacts, before: DelayGroupFacts | None, limits: Th
         return f"delivers late: one message in a hundred by {in_words(group.lateness_p99_ms)} or more in the last minute"
     if 0 < group.horizon_ms < group.time_ms - limits.lateness_ms:
         return f"loads its schedule {in_words(group.time_ms - group.horizon_ms)} behind the clock"
-    if before is not None and 0 < before.waiting <= group.waiting and group.delivered <= before.delivered:
+    if (
+        before is not None
+        and 0 < before.waiting <= group.waiting
+        and group.delivered <= before.delivered
+    ):
         return f"delivers nothing, although it has {counted(group.waiting, 'due message')}"
     return ""
 
 
-KINDS: Final[tuple[FindingKind, ...]] = tuple([each for each in list(globals().values()) if isinstance(each, FindingKind)])
+KINDS: Final[tuple[FindingKind, ...]] = tuple(
+    [each for each in list(globals().values()) if isinstance(each, FindingKind)]
+)
 """All kinds of findings."""
 MANY: Final = 5
 """The number of findings of one kind that are shown individually."""
 
 
-def findings(snapshot: ClusterSnapshot, previous: ClusterSnapshot | None = None, limits: Thresholds = THRESHOLDS) -> tuple[Finding, ...]:
+def findings(
+    snapshot: ClusterSnapshot,
+    previous: ClusterSnapshot | None = None,
+    limits: Thresholds = THRESHOLDS,
+) -> tuple[Finding, ...]:
     """The findings, the worst first; empty if all is well. `previous` is an earlier snapshot of the same cluster, at least a second old.
     With it, findings say what grows and what stands still; kinds that need two snapshots (master-changed, lanes-unheld, messages-expired,
     dying-messages) are found only with it.
@@ -647,7 +888,11 @@ def folded(found: Iterable[Finding], most: int = MANY) -> tuple[Finding, ...]:
         is_last = place + 1 == len(kept) or (kept[place + 1].code, kept[place + 1].severity) != key
         if is_last and counts[key] > most:
             more = f"{counts[key] - most:,} more"
-            result.append(Finding(each.kind, each.severity, more, "likewise; --json lists them all", each.command))
+            result.append(
+                Finding(
+                    each.kind, each.severity, more, "likewise; --json lists them all", each.command
+                )
+            )
     return tuple(result)
 
 

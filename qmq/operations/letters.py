@@ -44,14 +44,24 @@ class LetterEdit:
     removed: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, fields: Iterable[str] = (), removed: Iterable[str] = (), body: str | None = None) -> LetterEdit:
+    def parse(
+        cls, fields: Iterable[str] = (), removed: Iterable[str] = (), body: str | None = None
+    ) -> LetterEdit:
         """`fields` are FIELD=VALUE. Raises InvalidArgument."""
-        made = cls(None if body is None else body.encode(), tuple(map(_field, fields)), tuple(each.strip() for each in removed))
+        made = cls(
+            None if body is None else body.encode(),
+            tuple(map(_field, fields)),
+            tuple(each.strip() for each in removed),
+        )
         if made.body is not None and (made.fields or made.removed):
-            raise InvalidArgument("a body is replaced as a whole, or fields of it are changed: not both")
+            raise InvalidArgument(
+                "a body is replaced as a whole, or fields of it are changed: not both"
+            )
         for path in (*[path for path, _ in made.fields], *made.removed):
             if not all(path.split(".")):
-                raise InvalidArgument(f"{path!r} is not a field: write NAME, or NAME.NAME for a field of a field")
+                raise InvalidArgument(
+                    f"{path!r} is not a field: write NAME, or NAME.NAME for a field of a field"
+                )
         return made
 
     @property
@@ -78,7 +88,9 @@ class LetterEdit:
         """The changes as options of `qmq dlq replay`."""
         body = None if self.body is None else self.body.decode()
         return {
-            "set": [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in self.fields],
+            "set": [
+                f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in self.fields
+            ],
             "unset": self.removed,
             "body": body,
         }
@@ -100,16 +112,22 @@ def _object(letter: DeadLetter) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise InvalidArgument(f"dead letter {letter.id} has no JSON object as its body: leave it out, or replace its body as a whole")
+        raise InvalidArgument(
+            f"dead letter {letter.id} has no JSON object as its body: leave it out, or replace its body as a whole"
+        )
     return found
 
 
-def _inside(body: dict[str, Any], names: Sequence[str], letter: DeadLetter, *, is_made: bool) -> dict[str, Any]:
+def _inside(
+    body: dict[str, Any], names: Sequence[str], letter: DeadLetter, *, is_made: bool
+) -> dict[str, Any]:
     """The object at a path. Missing objects are created; for a removal only temporarily."""
     for name in names:
         found = body.setdefault(name, {}) if is_made else body.get(name, {})
         if not isinstance(found, dict):
-            raise InvalidArgument(f"field {name!r} of dead letter {letter.id} is not an object, so it has no fields")
+            raise InvalidArgument(
+                f"field {name!r} of dead letter {letter.id} is not an object, so it has no fields"
+            )
         body = found
     return body
 
@@ -118,8 +136,14 @@ def chosen_by(subject: str, ids: list[str], error: str, since: datetime | None) 
     """A function that selects letters: all given conditions must hold. Raises InvalidArgument for an invalid message id."""
     wanted = {each.strip().lower() for each in ids}
     if any(len(each) != 32 for each in wanted):
-        raise InvalidArgument("a message id has 32 hexadecimal digits: `qmq dlq show GROUP --json` gives them")
-    since_ms = 0 if since is None else int((since if since.tzinfo else since.replace(tzinfo=UTC)).timestamp() * 1000)
+        raise InvalidArgument(
+            "a message id has 32 hexadecimal digits: `qmq dlq show GROUP --json` gives them"
+        )
+    since_ms = (
+        0
+        if since is None
+        else int((since if since.tzinfo else since.replace(tzinfo=UTC)).timestamp() * 1000)
+    )
 
     def choose(letter: DeadLetter) -> bool:
         return (
@@ -134,7 +158,15 @@ def chosen_by(subject: str, ids: list[str], error: str, since: datetime | None) 
 
 Row = tuple[Any, ...]
 COLUMNS: Final = ("key", "logical partition", "messages", "partitions", "may be passed")
-MORE_COLUMNS: Final = ("key", "partition", "logical partition", "messages", "first sequence", "hex", "base64")
+MORE_COLUMNS: Final = (
+    "key",
+    "partition",
+    "logical partition",
+    "messages",
+    "first sequence",
+    "hex",
+    "base64",
+)
 FOLLOW_S: Final = 30.0
 """The time for which `unparked` retries while a partition's master changes."""
 AGAIN_S: Final = 0.2
@@ -150,17 +182,30 @@ async def listed(mq: Client, subject: str, group: str) -> Partial[Row]:
     for key, parts in by_key.items():
         places = [each.partition for each in parts if each.messages]
         passed = any(each.may_be_passed for each in parts if each.messages)
-        rows.append((key_text(key), parts[0].logical_partition, sum(each.messages for each in parts), places, passed))
+        rows.append(
+            (
+                key_text(key),
+                parts[0].logical_partition,
+                sum(each.messages for each in parts),
+                places,
+                passed,
+            )
+        )
     return Partial(rows, found.silent)
 
 
 async def shown(mq: Client, subject: str, group: str, key: str) -> list[Row]:
     """One parked key with its partitions, in every notation."""
     found = chosen(await _parked(mq, subject, group, parse_key(key)), key, group)
-    return [(*_row(each), HEX + each.key.hex(), BASE64 + base64.b64encode(each.key).decode()) for each in found]
+    return [
+        (*_row(each), HEX + each.key.hex(), BASE64 + base64.b64encode(each.key).decode())
+        for each in found
+    ]
 
 
-async def unparked(mq: Client, subject: str, group: str, key: str, *, is_replay: bool, dry_run: bool) -> list[Row]:
+async def unparked(
+    mq: Client, subject: str, group: str, key: str, *, is_replay: bool, dry_run: bool
+) -> list[Row]:
     """Deliver a parked key's messages to the group again, in order and before newer ones of the key; or skip them for good.
 
     Follows a change of master. Raises InvalidArgument if the key is not parked, and Incomplete with the partitions already done.
@@ -173,7 +218,9 @@ async def unparked(mq: Client, subject: str, group: str, key: str, *, is_replay:
     while parts:
         each = parts[0]
         try:
-            count = await mq.metadata.unpark(subject, group, each.partition, each.key, replay=is_replay)
+            count = await mq.metadata.unpark(
+                subject, group, each.partition, each.key, replay=is_replay
+            )
         except QmqError as failure:
             if not isinstance(failure, Unavailable | UnknownGroup) or time.monotonic() > until:
                 raise _so_far(rows, failure) from failure
@@ -195,7 +242,9 @@ async def _parts(mq: Client, subject: str, group: str, key: str) -> list[control
     return chosen(found, key, group)
 
 
-async def _left(mq: Client, subject: str, group: str, key: bytes, rows: Sequence[Row]) -> list[control.ParkedKey]:
+async def _left(
+    mq: Client, subject: str, group: str, key: bytes, rows: Sequence[Row]
+) -> list[control.ParkedKey]:
     """The partitions where the key is still parked: a route change may have passed it on. Partitions already done are left out, even if
     the key failed there again.
 
@@ -214,19 +263,29 @@ def _so_far(rows: Sequence[Row], failure: QmqError) -> QmqError:
     """The error, extended by what was done before it."""
     places = ", ".join(str(row[1]) for row in rows)
     done = (
-        f"{sum(row[2] for row in rows)} messages of the key were done (partition {places})" if rows else "no message of the key was changed"
+        f"{sum(row[2] for row in rows)} messages of the key were done (partition {places})"
+        if rows
+        else "no message of the key was changed"
     )
     return type(failure)(f"{done}; then: {failure.message}", outcome=failure.outcome)
 
 
-async def _parked(mq: Client, subject: str, group: str, key: bytes | None = None) -> Partial[control.ParkedKey]:
+async def _parked(
+    mq: Client, subject: str, group: str, key: bytes | None = None
+) -> Partial[control.ParkedKey]:
     """All parked keys, as many as fit into an answer; or one, wherever it is."""
     found = await mq.metadata.parked(subject, group, key=key)
     return Partial(sorted(found, key=lambda each: (each.key, each.partition)), found.silent)
 
 
 def _row(each: control.ParkedKey) -> tuple[Any, ...]:
-    return (key_text(each.key), each.partition, each.logical_partition, each.messages, each.first_sequence)
+    return (
+        key_text(each.key),
+        each.partition,
+        each.logical_partition,
+        each.messages,
+        each.first_sequence,
+    )
 
 
 def chosen(parked: Sequence[control.ParkedKey], key: str, group: str) -> list[control.ParkedKey]:
@@ -234,5 +293,7 @@ def chosen(parked: Sequence[control.ParkedKey], key: str, group: str) -> list[co
     wanted = parse_key(key)
     found = sorted((each for each in parked if each.key == wanted), key=lambda each: each.partition)
     if not found:
-        raise InvalidArgument(f"group {group!r} has not parked the key {key!r}: `qmq dlq list SUBJECT GROUP` shows its parked keys")
+        raise InvalidArgument(
+            f"group {group!r} has not parked the key {key!r}: `qmq dlq list SUBJECT GROUP` shows its parked keys"
+        )
     return found

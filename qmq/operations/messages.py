@@ -51,7 +51,9 @@ class Inquiry:
     is_incomplete: bool = False
 
 
-async def places_of(mq: Client, text: str, subject: str) -> tuple[str, list[control.StoredMessage], list[DelayedMessage], bool]:
+async def places_of(
+    mq: Client, text: str, subject: str
+) -> tuple[str, list[control.StoredMessage], list[DelayedMessage], bool]:
     """(message id, places, what delay groups have, whether there may be more). Raises MessageNotFound, InvalidArgument."""
     delayed_id = DelayedId.parse(text) if "-" in text else None
     message_id = str(delayed_id.message_id if delayed_id is not None else MessageId.parse(text))
@@ -68,17 +70,23 @@ async def places_of(mq: Client, text: str, subject: str) -> tuple[str, list[cont
     places = [found.message, *found.others] if found is not None else []
     for place in places:
         if place.due_ms:
-            with suppress(MessageNotFound):  # the bucket is deleted: the message was delivered or cancelled
+            with suppress(
+                MessageNotFound
+            ):  # the bucket is deleted: the message was delivered or cancelled
                 shown = await mq.delayed.show(_delayed_id(place))
                 waiting[shown.id] = shown
     return message_id, places, list(waiting.values()), found is not None and found.is_incomplete
 
 
 def _delayed_id(place: control.StoredMessage) -> DelayedId:
-    return DelayedId(MessageId.parse(place.message_id), place.due_ms, place.append_time_ms, place.broker_group)
+    return DelayedId(
+        MessageId.parse(place.message_id), place.due_ms, place.append_time_ms, place.broker_group
+    )
 
 
-async def _find(mq: Client, message_id: str, subject: str, delayed_id: DelayedId | None) -> control.FindMessageResponse:
+async def _find(
+    mq: Client, message_id: str, subject: str, delayed_id: DelayedId | None
+) -> control.FindMessageResponse:
     since_ms = delayed_id.due_ms - EARLY_MS if delayed_id is not None else 0
     found = await mq.metadata.find_every(message_id, subject, since_ms=max(since_ms, 0))
     due_ms = max([place.due_ms for place in (found.message, *found.others)])
@@ -101,7 +109,9 @@ async def _follow(mq: Client, place: control.StoredMessage, group: str) -> Follo
         return found
     try:
         await _read(mq, found, group or only)
-    except InvalidArgument:  # retention was faster than the cursor: the known events begin later now
+    except (
+        InvalidArgument
+    ):  # retention was faster than the cursor: the known events begin later now
         found = Followed(place)
         await _read(mq, found, group or only)
     if place.partition:
@@ -122,7 +132,10 @@ def directed_to(place: control.StoredMessage) -> str:
     """The one group that a place of the message is for; empty if it is for all."""
     if not place.is_directed:
         return ""
-    return next((header.value.decode(errors="replace") for header in place.headers if header.name == GROUP), "")
+    return next(
+        (header.value.decode(errors="replace") for header in place.headers if header.name == GROUP),
+        "",
+    )
 
 
 async def _unopened(mq: Client, found: Followed, group: str) -> list[tuple[str, int]]:
@@ -132,7 +145,11 @@ async def _unopened(mq: Client, found: Followed, group: str) -> list[tuple[str, 
         route = await mq.metadata.describe_route(found.place.subject)
     except QmqError:
         return []
-    return [(each.group, each.version) for each in route.groups if each.group not in begun and group in ("", each.group)]
+    return [
+        (each.group, each.version)
+        for each in route.groups
+        if each.group not in begun and group in ("", each.group)
+    ]
 
 
 TIMELINE: Final = ("time", "group", "what", "consumer", "attempt", "note")
@@ -231,17 +248,28 @@ def text_of(body: bytes) -> str | None:
 def timeline(inquiry: Inquiry) -> list[tuple[Any, ...]]:
     """One row for each event, in order."""
     rows: list[tuple[int, tuple[Any, ...]]] = []
-    created = {each.place.create_time_ms for each in inquiry.followed} | {_ms(each.create_time) for each in inquiry.delayed}
+    created = {each.place.create_time_ms for each in inquiry.followed} | {
+        _ms(each.create_time) for each in inquiry.delayed
+    }
     if created:
-        rows.append((min(created), ("", "created", "", "", f"by producer {inquiry.message_id[:16]}")))
+        rows.append(
+            (min(created), ("", "created", "", "", f"by producer {inquiry.message_id[:16]}"))
+        )
     for each in inquiry.delayed:
         note = f"delay group {each.delay_group}, due {Time(_ms(each.due))}, {each.state}"
         group = each.headers.get(GROUP, b"").decode(errors="replace")
         rows.append((_delay_stored_ms(each), (group, "stored to be delivered later", "", "", note)))
     for found in inquiry.followed:
-        rows.append((found.place.append_time_ms, (directed_to(found.place), _stored(found.place), "", "", place_text(found.place))))
+        rows.append(
+            (
+                found.place.append_time_ms,
+                (directed_to(found.place), _stored(found.place), "", "", place_text(found.place)),
+            )
+        )
         rows += [(event.time_ms, _row(event, found.place)) for event in found.events]
-    rows.sort(key=lambda row: row[0])  # a stable sort keeps the order of events of the same millisecond
+    rows.sort(
+        key=lambda row: row[0]
+    )  # a stable sort keeps the order of events of the same millisecond
     return [(Time(time_ms), *row) for time_ms, row in rows]
 
 
@@ -272,7 +300,11 @@ def _row(event: control.MessageEvent, place: control.StoredMessage) -> tuple[Any
 
 def _earlier(place: control.StoredMessage) -> int:
     """The number of a directed message's failures before it was sent again."""
-    return failures({header.name: header.value for header in place.headers}) if place.is_directed else 0
+    return (
+        failures({header.name: header.value for header in place.headers})
+        if place.is_directed
+        else 0
+    )
 
 
 # --- why ----------------------------------------------------------------------------------------------------------------
@@ -281,10 +313,16 @@ def _earlier(place: control.StoredMessage) -> int:
 def why(inquiry: Inquiry, now_ms: int) -> list[dict[str, str]]:
     """A paragraph for the message, and one for each group: `group`, `state` and `text`. `now_ms` is this machine's time."""
     told = [{"group": "", "state": "stored", "text": _where(inquiry)}]
-    told += [{"group": "", "state": each.state, "text": _delayed_text(each, now_ms)} for each in inquiry.delayed]
+    told += [
+        {"group": "", "state": each.state, "text": _delayed_text(each, now_ms)}
+        for each in inquiry.delayed
+    ]
     for found in inquiry.followed:
         told += [_told(inquiry, found, state) for state in found.states]
-        told += [{"group": group, "state": "unopened", "text": _unopened_text(group, version)} for group, version in found.unopened]
+        told += [
+            {"group": group, "state": "unopened", "text": _unopened_text(group, version)}
+            for group, version in found.unopened
+        ]
         if not found.states and not found.unopened and not is_dead_letters(found.place.subject):
             text = f"No group has consumed {found.place.subject} on {found.place.broker_group}."
             told.append({"group": "", "state": "unread", "text": text})
@@ -295,13 +333,20 @@ def why(inquiry: Inquiry, now_ms: int) -> list[dict[str, str]]:
 
 
 def _where(inquiry: Inquiry) -> str:
-    stored = [f"stored on {place_text(found.place)} at {Time(found.place.append_time_ms)}" for found in inquiry.followed]
+    stored = [
+        f"stored on {place_text(found.place)} at {Time(found.place.append_time_ms)}"
+        for found in inquiry.followed
+    ]
     return f"Message {inquiry.message_id}: {'; '.join(stored) or 'not stored for delivery'}."
 
 
 def _delayed_text(message: DelayedMessage, now_ms: int) -> str:
     due_ms, group = _ms(message.due), message.headers.get(GROUP)
-    what = f"A copy for group {group.decode(errors='replace')}, which asked for a later retry, is delayed" if group else "Delayed"
+    what = (
+        f"A copy for group {group.decode(errors='replace')}, which asked for a later retry, is delayed"
+        if group
+        else "Delayed"
+    )
     if message.state == "pending" and due_ms > now_ms:
         return f"{what}: due in {span_text(due_ms - now_ms)}, at {Time(due_ms)}, in delay group {message.delay_group}."
     if message.state in ("pending", "planned"):
@@ -315,16 +360,33 @@ def _unopened_text(group: str, version: int) -> str:
 
 def _told(inquiry: Inquiry, found: Followed, state: control.MessageState) -> dict[str, str]:
     copy = " (the copy for it alone)" if found.place.is_directed else ""
-    queue = f" of the dead-letter queue {found.place.subject}" if is_dead_letters(found.place.subject) else ""
-    is_handed_over = state.state == "done" and state.last.kind == "ack" and not found.place.is_directed and _has_copy(inquiry, state.group)
-    parts = [_handed_over(state) if is_handed_over else _TEXTS[state.state](found, state), *_pauses(inquiry, found, state)]
-    return {"group": state.group, "state": state.state, "text": f"Group {state.group}{queue}{copy}: {'; '.join(filter(None, parts))}."}
+    queue = (
+        f" of the dead-letter queue {found.place.subject}"
+        if is_dead_letters(found.place.subject)
+        else ""
+    )
+    is_handed_over = (
+        state.state == "done"
+        and state.last.kind == "ack"
+        and not found.place.is_directed
+        and _has_copy(inquiry, state.group)
+    )
+    parts = [
+        _handed_over(state) if is_handed_over else _TEXTS[state.state](found, state),
+        *_pauses(inquiry, found, state),
+    ]
+    return {
+        "group": state.group,
+        "state": state.state,
+        "text": f"Group {state.group}{queue}{copy}: {'; '.join(filter(None, parts))}.",
+    }
 
 
 def _has_copy(inquiry: Inquiry, group: str) -> bool:
     """True if the message was copied for this group, for a retry after more than an hour."""
     return any(each.headers.get(GROUP) == group.encode() for each in inquiry.delayed) or any(
-        directed_to(each.place) == group and not is_dead_letters(each.place.subject) for each in inquiry.followed
+        directed_to(each.place) == group and not is_dead_letters(each.place.subject)
+        for each in inquiry.followed
     )
 
 
@@ -337,16 +399,33 @@ def _pauses(inquiry: Inquiry, found: Followed, state: control.MessageState) -> l
         return []
     told = []
     if state.is_paused:
-        pause = next((each for each in inquiry.pauses if each.kind == "group" and _is_about(each, found, state)), None)
+        pause = next(
+            (
+                each
+                for each in inquiry.pauses
+                if each.kind == "group" and _is_about(each, found, state)
+            ),
+            None,
+        )
         told.append(f"the group is paused{_since(pause)}")
     elif state.is_consumer_paused:
-        pause = next((each for each in inquiry.pauses if each.kind == "consumer" and each.name == state.consumer), None)
+        pause = next(
+            (
+                each
+                for each in inquiry.pauses
+                if each.kind == "consumer" and each.name == state.consumer
+            ),
+            None,
+        )
         told.append(f"consumer {state.consumer} is paused{_since(pause)}")
     return told
 
 
 def _is_about(pause: Any, found: Followed, state: control.MessageState) -> bool:
-    return pause.group == state.group.partition("%")[0] and pause.subject in ("*", found.place.subject)
+    return pause.group == state.group.partition("%")[0] and pause.subject in (
+        "*",
+        found.place.subject,
+    )
 
 
 def _since(pause: Any) -> str:
@@ -357,7 +436,9 @@ def _since(pause: Any) -> str:
 
 def _attempt(found: Followed, state: control.MessageState) -> str:
     number = state.attempt + _earlier(found.place)
-    return f"attempt {number} of {state.attempts_max}" if state.attempts_max else f"attempt {number}"
+    return (
+        f"attempt {number} of {state.attempts_max}" if state.attempts_max else f"attempt {number}"
+    )
 
 
 def _new(found: Followed, state: control.MessageState) -> str:
@@ -369,7 +450,11 @@ def _new(found: Followed, state: control.MessageState) -> str:
         text = "is the next one to be handed out"
     if not state.consumers:
         return f"{text}; none of its consumers is here"
-    return text if state.behind else f"{text}: its {_consumers(state)} asked for none, or for other tags"
+    return (
+        text
+        if state.behind
+        else f"{text}: its {_consumers(state)} asked for none, or for other tags"
+    )
 
 
 def _consumers(state: control.MessageState) -> str:
@@ -377,8 +462,16 @@ def _consumers(state: control.MessageState) -> str:
 
 
 def _in_lane(found: Followed, state: control.MessageState) -> str:
-    parts = [f"failed {state.attempt} time{'s' if state.attempt != 1 else ''} so far" if state.attempt else ""]
-    parts.append(f"waits behind {state.behind:,} others of its partition" if state.behind else "is the next one of its lane")
+    parts = [
+        f"failed {state.attempt} time{'s' if state.attempt != 1 else ''} so far"
+        if state.attempt
+        else ""
+    ]
+    parts.append(
+        f"waits behind {state.behind:,} others of its partition"
+        if state.behind
+        else "is the next one of its lane"
+    )
     if state.consumer:
         parts.append(
             f"its lane is held by {state.consumer}, whose lease ends in {span_text(state.lease_left_ms)} unless it sends a heartbeat"
@@ -389,7 +482,11 @@ def _in_lane(found: Followed, state: control.MessageState) -> str:
 
 
 def _held(found: Followed, state: control.MessageState) -> str:
-    since = f" since {span_text(found.now_ms - state.last.time_ms)}" if state.last.kind == "pull" else ""
+    since = (
+        f" since {span_text(found.now_ms - state.last.time_ms)}"
+        if state.last.kind == "pull"
+        else ""
+    )
     lease = f"its lease ends in {span_text(state.lease_left_ms)} unless it sends a heartbeat"
     return f"held by consumer {state.consumer}{since} ({_attempt(found, state)}); {lease}"
 
@@ -447,7 +544,11 @@ _DONE: Final = {
 def _parked(found: Followed, state: control.MessageState) -> str:
     since = f" since {Time(state.last.time_ms)}" if state.last.kind == "park" else ""
     key = key_text(found.place.key) if found.place.key else ""
-    behind = f", behind {state.parked_first} of the same key" if state.parked_first != found.place.sequence else ""
+    behind = (
+        f", behind {state.parked_first} of the same key"
+        if state.parked_first != found.place.sequence
+        else ""
+    )
     return f"set aside with its key {key}{since}{behind}: `qmq dlq replay {found.place.subject} {state.group} {key}` gives it back"
 
 

@@ -45,16 +45,26 @@ FENCED: Final = -1
 """The value in `RouteChangeInfo.sealed` of a partition that a fence closed."""
 
 
-def facts(described: pb.DescribeRouteResponse, places: Mapping[int, pb.OrderedPartition]) -> dict[str, Any]:
+def facts(
+    described: pb.DescribeRouteResponse, places: Mapping[int, pb.OrderedPartition]
+) -> dict[str, Any]:
     """All facts of a subject. `places`: the broker groups of partitions of other versions, if known."""
     settings, route = described.settings, described.route
     statuses = _statuses(described, [*route.partitions, *places.values()])
     fenced = set(route.fenced)
     if described.HasField("change"):
-        fenced |= {number for number, sequence in described.change.sealed.items() if sequence == FENCED}
+        fenced |= {
+            number for number, sequence in described.change.sealed.items() if sequence == FENCED
+        }
     silent = set(described.silent_groups)
-    missing = {number for number in route.fenced if number in places and places[number].broker_group in silent}
-    older = sorted((read_partitions(described) | missing) - {each.number for each in route.partitions})
+    missing = {
+        number
+        for number in route.fenced
+        if number in places and places[number].broker_group in silent
+    }
+    older = sorted(
+        (read_partitions(described) | missing) - {each.number for each in route.partitions}
+    )
     count = route.logical_partitions
     return {
         "subject": settings.name,
@@ -63,9 +73,18 @@ def facts(described: pb.DescribeRouteResponse, places: Mapping[int, pb.OrderedPa
         "logical_partitions": count,
         "version": route.version,
         "latest_version": described.latest_version,
-        "partitions": [partition_facts(each.number, each, statuses.get(each.number), fenced, count) for each in route.partitions],
-        "older_partitions": [partition_facts(each, places.get(each), statuses.get(each), fenced, count) for each in older],
-        "groups": [group_facts(group, {**places, **{each.number: each for each in route.partitions}}) for group in described.groups],
+        "partitions": [
+            partition_facts(each.number, each, statuses.get(each.number), fenced, count)
+            for each in route.partitions
+        ],
+        "older_partitions": [
+            partition_facts(each, places.get(each), statuses.get(each), fenced, count)
+            for each in older
+        ],
+        "groups": [
+            group_facts(group, {**places, **{each.number: each for each in route.partitions}})
+            for group in described.groups
+        ],
         "change": change_facts(described.change) if described.HasField("change") else None,
         "silent_groups": list(described.silent_groups),
     }
@@ -76,21 +95,37 @@ def read_partitions(described: pb.DescribeRouteResponse) -> set[int]:
     return {each.partition for group in described.groups for each in group.partitions}
 
 
-def _statuses(described: pb.DescribeRouteResponse, places: Iterable[pb.OrderedPartition]) -> dict[int, control.PartitionStatus]:
+def _statuses(
+    described: pb.DescribeRouteResponse, places: Iterable[pb.OrderedPartition]
+) -> dict[int, control.PartitionStatus]:
     """The status of each partition. The figures of a partition are the same in every group's list."""
     from qmq.proto.v1 import control_pb2 as control
 
     silent = set(described.silent_groups)
-    empty = {each.number: control.PartitionStatus(partition=each.number) for each in places if each.broker_group not in silent}
+    empty = {
+        each.number: control.PartitionStatus(partition=each.number)
+        for each in places
+        if each.broker_group not in silent
+    }
     found = {each.partition: each for group in described.groups for each in group.partitions}
     return empty | found | {each.partition: each for each in described.partitions}
 
 
 def partition_facts(
-    number: int, place: pb.OrderedPartition | None, status: control.PartitionStatus | None, fenced: set[int], count: int
+    number: int,
+    place: pb.OrderedPartition | None,
+    status: control.PartitionStatus | None,
+    fenced: set[int],
+    count: int,
 ) -> dict[str, Any]:
     """The facts of a partition: its place, its state and its stored messages."""
-    group = place.broker_group if place is not None else status.broker_group if status is not None else None
+    group = (
+        place.broker_group
+        if place is not None
+        else status.broker_group
+        if status is not None
+        else None
+    )
     width = None if place is None else round(100 * (place.lps.end - place.lps.first) / count, 2)
     found = {
         "partition": number,
@@ -99,10 +134,14 @@ def partition_facts(
         "width_percent": width,
         "broker_group": group,
         "state": _state(number, status, fenced),
-        "sealed_at": status.sealed_at if status is not None and status.HasField("sealed_at") else None,
+        "sealed_at": status.sealed_at
+        if status is not None and status.HasField("sealed_at")
+        else None,
     }
     if status is None:
-        return found | dict.fromkeys(("messages", "bytes", "messages_per_s", "bytes_per_s", "bent_messages"))
+        return found | dict.fromkeys(
+            ("messages", "bytes", "messages_per_s", "bytes_per_s", "bent_messages")
+        )
     return found | {
         "messages": messages_end(status) - min(messages_end(status), status.start_sequence),
         "bytes": status.stored_bytes,
@@ -123,7 +162,9 @@ def _state(number: int, status: control.PartitionStatus | None, fenced: set[int]
 # --- groups ------------------------------------------------------------------------------------------------------------
 
 
-def group_facts(group: pb.OrderedGroup, places: Mapping[int, pb.OrderedPartition]) -> dict[str, Any]:
+def group_facts(
+    group: pb.OrderedGroup, places: Mapping[int, pb.OrderedPartition]
+) -> dict[str, Any]:
     """The facts of a consumer group: its versions, and its progress."""
     return {
         "group": group.group,
@@ -131,7 +172,10 @@ def group_facts(group: pb.OrderedGroup, places: Mapping[int, pb.OrderedPartition
         "gate": group.gate,
         "is_ready": group.is_ready,
         "is_paused": group.is_paused,
-        "frontier": [{"first": each.lps.first, "end": each.lps.end, "version": each.version} for each in group.frontier],
+        "frontier": [
+            {"first": each.lps.first, "end": each.lps.end, "version": each.version}
+            for each in group.frontier
+        ],
         "consumers": list(group.consumers),
         "left": sum(messages_left(each) for each in group.partitions),
         "parked_keys": group.parked_keys,
@@ -215,13 +259,23 @@ def _between(times: Mapping[str, int], first: str, last: str) -> int | None:
 
 def place_facts(place: pb.OrderedPartition) -> dict[str, Any]:
     """The place of a partition."""
-    return {"partition": place.number, "first": place.lps.first, "end": place.lps.end, "broker_group": place.broker_group}
+    return {
+        "partition": place.number,
+        "first": place.lps.first,
+        "end": place.lps.end,
+        "broker_group": place.broker_group,
+    }
 
 
-def undo_command(subject: str, change: pb.RouteChangeInfo, before: Iterable[pb.OrderedPartition]) -> str:
+def undo_command(
+    subject: str, change: pb.RouteChangeInfo, before: Iterable[pb.OrderedPartition]
+) -> str:
     """The command that restores the ranges and broker groups of `before`; the partitions get new numbers."""
     targets = [str(each.number) for each in change.targets]
-    sources = sorted((each for each in before if each.number in set(change.sources)), key=lambda each: each.lps.first)
+    sources = sorted(
+        (each for each in before if each.number in set(change.sources)),
+        key=lambda each: each.lps.first,
+    )
     groups = [each.broker_group for each in sources]
     if change.kind == "split":
         return f"qmq route merge {subject} {' '.join(targets)} --to {groups[0]}"
@@ -231,11 +285,19 @@ def undo_command(subject: str, change: pb.RouteChangeInfo, before: Iterable[pb.O
     return f"qmq route move {subject} {targets[0]} --to {groups[0]}"
 
 
-def plan_facts(now: pb.DescribeRouteResponse, found: pb.ChangeRouteResponse, history: list[pb.RouteChangeInfo]) -> dict[str, Any]:
+def plan_facts(
+    now: pb.DescribeRouteResponse, found: pb.ChangeRouteResponse, history: list[pb.RouteChangeInfo]
+) -> dict[str, Any]:
     """The plan of a change as JSON values. Pure."""
     subject, sources = now.settings.name, list(found.change.sources)
-    width = sum(each.lps.end - each.lps.first for each in now.route.partitions if each.number in sources)
-    refused = [each["refused_ms_max"] for each in map(change_facts, history) if each["refused_ms_max"] is not None]
+    width = sum(
+        each.lps.end - each.lps.first for each in now.route.partitions if each.number in sources
+    )
+    refused = [
+        each["refused_ms_max"]
+        for each in map(change_facts, history)
+        if each["refused_ms_max"] is not None
+    ]
     return {
         "subject": subject,
         "from_version": now.route.version,
@@ -244,7 +306,10 @@ def plan_facts(now: pb.DescribeRouteResponse, found: pb.ChangeRouteResponse, his
         "after": [place_facts(each) for each in found.route.partitions],
         "refused_percent": round(100 * width / now.route.logical_partitions, 2),
         "last_refused_ms_max": refused[-1] if refused else None,
-        "groups": [{"group": each.group, "version": each.version, "left": left_in(each, sources)} for each in now.groups],
+        "groups": [
+            {"group": each.group, "version": each.version, "left": left_in(each, sources)}
+            for each in now.groups
+        ],
         "undo": undo_command(subject, found.change, now.route.partitions),
     }
 
@@ -255,7 +320,14 @@ async def described(mq: Client, subject: str, version: int = 0) -> dict[str, Any
     places = {each.number: each for each in found.route.partitions}
     wanted = read_partitions(found) | set(found.route.fenced)
     if wanted - places.keys():
-        places |= {each.number: each for change in await mq.metadata.route_history(subject) for each in change.targets}
+        places |= {
+            each.number: each
+            for change in await mq.metadata.route_history(subject)
+            for each in change.targets
+        }
     if wanted - places.keys():
-        places |= {each.number: each for each in (await mq.metadata.describe_route(subject, 1)).route.partitions}
+        places |= {
+            each.number: each
+            for each in (await mq.metadata.describe_route(subject, 1)).route.partitions
+        }
     return facts(found, places)

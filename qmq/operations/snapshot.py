@@ -313,7 +313,11 @@ class ClusterSnapshot:
     @property
     def is_complete(self) -> bool:
         """True if every question was answered."""
-        return not self.silent and not self.missing and all(not each.failure for each in self.metaservers)
+        return (
+            not self.silent
+            and not self.missing
+            and all(not each.failure for each in self.metaservers)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The snapshot as a JSON value."""
@@ -326,7 +330,9 @@ class ClusterSnapshot:
 def metaserver_facts(address: str, told: pb.DescribeClusterResponse) -> MetaserverFacts:
     """A metaserver that answered."""
     process = process_facts(told.process) if told.HasField("process") else None
-    members = tuple([StoreMemberFacts(each.address, each.version, each.failure) for each in told.store_members])
+    members = tuple(
+        [StoreMemberFacts(each.address, each.version, each.failure) for each in told.store_members]
+    )
     return MetaserverFacts(address, "", process, told.store_silent_ms, told.time_ms, members)
 
 
@@ -338,7 +344,14 @@ def process_facts(told: control.ProcessStatus) -> ProcessFacts:
 
 def broker_group_facts(told: pb.GroupDescription) -> BrokerGroupFacts:
     """A broker group. The lag of replicas is computed from the master's answer."""
-    master = next((each.status for each in told.replicas if each.replica == told.master and each.HasField("status")), None)
+    master = next(
+        (
+            each.status
+            for each in told.replicas
+            if each.replica == told.master and each.HasField("status")
+        ),
+        None,
+    )
     return BrokerGroupFacts(
         broker_group=told.broker_group,
         health=told.health,
@@ -352,14 +365,28 @@ def broker_group_facts(told: pb.GroupDescription) -> BrokerGroupFacts:
     )
 
 
-def _replica_facts(group: pb.GroupDescription, told: pb.ReplicaDescription, master: control.ReplicaStatus | None) -> ReplicaFacts:
+def _replica_facts(
+    group: pb.GroupDescription, told: pb.ReplicaDescription, master: control.ReplicaStatus | None
+) -> ReplicaFacts:
     name = told.replica
     vote = "voter" if name in group.voters else "learner" if name in group.learners else "none"
-    peer = next((each for each in master.peers if each.replica == name), None) if master is not None else None
+    peer = (
+        next((each for each in master.peers if each.replica == name), None)
+        if master is not None
+        else None
+    )
     silent_ms = peer.silent_ms if peer is not None else None
     in_step = peer.in_step if peer is not None else None
     if not told.HasField("status"):
-        return ReplicaFacts(name, vote, told.is_present, told.data_address, told.control_address, silent_ms=silent_ms, in_step=in_step)
+        return ReplicaFacts(
+            name,
+            vote,
+            told.is_present,
+            told.data_address,
+            told.control_address,
+            silent_ms=silent_ms,
+            in_step=in_step,
+        )
     status = told.status
     return ReplicaFacts(
         replica=name,
@@ -400,36 +427,61 @@ def _storage_facts(told: control.StorageStatus) -> StorageFacts:
 # --- subjects ----------------------------------------------------------------------------------------------------------
 
 
-def subject_facts(told: pb.SubjectDescription, route: pb.DescribeRouteResponse | None) -> SubjectFacts:
+def subject_facts(
+    told: pb.SubjectDescription, route: pb.DescribeRouteResponse | None
+) -> SubjectFacts:
     """A subject; an ordered one with its route, if that is known."""
     settings = told.settings
     queues = tuple(
         [
-            QueueFacts(each.partition, each.broker_group, each.start_sequence, each.next_sequence, each.stored_bytes, each.last_append_ms)
+            QueueFacts(
+                each.partition,
+                each.broker_group,
+                each.start_sequence,
+                each.next_sequence,
+                each.stored_bytes,
+                each.last_append_ms,
+            )
             for each in told.queues
         ]
     )
     found = None if route is None else route_facts(route)
-    return SubjectFacts(settings.name, settings.order, tuple(settings.broker_groups), queues, found, settings.flush)
+    return SubjectFacts(
+        settings.name, settings.order, tuple(settings.broker_groups), queues, found, settings.flush
+    )
 
 
 def route_facts(told: pb.DescribeRouteResponse) -> RouteFacts:
     """An ordered subject's route, and the change in progress."""
     places = [each.broker_group for each in told.route.partitions]
     change = _change_facts(told.change) if told.HasField("change") else None
-    return RouteFacts(told.route.version, told.route.logical_partitions, tuple(dict.fromkeys(places)), len(places), change)
+    return RouteFacts(
+        told.route.version,
+        told.route.logical_partitions,
+        tuple(dict.fromkeys(places)),
+        len(places),
+        change,
+    )
 
 
 def _change_facts(told: pb.RouteChangeInfo) -> RouteChangeFacts:
-    since_ms = told.times_ms[told.phase] if told.phase in told.times_ms else max(told.times_ms.values(), default=0)
+    since_ms = (
+        told.times_ms[told.phase]
+        if told.phase in told.times_ms
+        else max(told.times_ms.values(), default=0)
+    )
     targets = tuple([each.number for each in told.targets])
-    return RouteChangeFacts(told.kind, told.to_version, told.phase, since_ms, tuple(told.sources), targets, told.reason)
+    return RouteChangeFacts(
+        told.kind, told.to_version, told.phase, since_ms, tuple(told.sources), targets, told.reason
+    )
 
 
 # --- consumer groups ---------------------------------------------------------------------------------------------------
 
 
-def unordered_groups(told: Iterable[control.Group], queues: Mapping[tuple[str, int, str], int]) -> list[ConsumerGroupFacts]:
+def unordered_groups(
+    told: Iterable[control.Group], queues: Mapping[tuple[str, int, str], int]
+) -> list[ConsumerGroupFacts]:
     """The groups of unordered subjects; `queues` are the first kept sequences, by subject, partition and broker group.
 
     Each consumer of a broadcast group is a group at the broker; here they are one group. Groups of dead-letter queues are left out:
@@ -439,14 +491,24 @@ def unordered_groups(told: Iterable[control.Group], queues: Mapping[tuple[str, i
     for each in told:
         if not is_dead_letters(each.subject):
             found.setdefault((each.subject, base_group(each.group)), []).append(each)
-    return [_unordered(subject, group, parts, queues) for (subject, group), parts in sorted(found.items())]
+    return [
+        _unordered(subject, group, parts, queues)
+        for (subject, group), parts in sorted(found.items())
+    ]
 
 
-def _unordered(subject: str, group: str, parts: list[control.Group], starts: Mapping[tuple[str, int, str], int]) -> ConsumerGroupFacts:
+def _unordered(
+    subject: str, group: str, parts: list[control.Group], starts: Mapping[tuple[str, int, str], int]
+) -> ConsumerGroupFacts:
     return ConsumerGroupFacts(
         subject=subject,
         group=group,
-        progress=tuple([_progress(each, starts.get((subject, each.partition, each.broker_group), 0)) for each in parts]),
+        progress=tuple(
+            [
+                _progress(each, starts.get((subject, each.partition, each.broker_group), 0))
+                for each in parts
+            ]
+        ),
         consumers=len({consumer.name for each in parts for consumer in each.consumers}),
         is_paused=any(each.is_paused for each in parts),
         unacked_messages=sum(each.unacked for each in parts),
@@ -538,5 +600,7 @@ def delay_group_facts(told: delay.DelayDescription) -> DelayGroupFacts:
         time_ms=told.time_ms,
         clock_step_ms=told.clock_step_ms,
         delivered=told.delivered,
-        troubles=tuple([DelayTroubleFacts(each.subject, each.waiting, each.reason) for each in told.troubles]),
+        troubles=tuple(
+            [DelayTroubleFacts(each.subject, each.waiting, each.reason) for each in told.troubles]
+        ),
     )

@@ -67,7 +67,9 @@ class _Gaps:
             return None
 
 
-async def read_snapshot(metadata: MetadataClient, clock: Clock | None = None, *, parts: Collection[str] = EVERYTHING) -> ClusterSnapshot:
+async def read_snapshot(
+    metadata: MetadataClient, clock: Clock | None = None, *, parts: Collection[str] = EVERYTHING
+) -> ClusterSnapshot:
     """Read the cluster's state; only `parts` of it, if given, and always the metaservers. Unreachable servers and refused questions raise
     nothing. If no metaserver answers, the snapshot has only the metaservers, and why they do not answer.
     """
@@ -96,12 +98,16 @@ async def read_snapshot(metadata: MetadataClient, clock: Clock | None = None, *,
         time_ms=time_ms,
         monotonic_ms=monotonic_ms,
         metaservers=metaservers,
-        broker_groups=() if cluster is None else tuple([broker_group_facts(each) for each in cluster.groups]),
+        broker_groups=()
+        if cluster is None
+        else tuple([broker_group_facts(each) for each in cluster.groups]),
         subjects=subjects,
         groups=groups,
         dead_letters=dead_letter_facts(letters or ()),
         pauses=tuple([pause_facts(each) for each in pauses or ()]),
-        delay_groups=() if delays is None else tuple([delay_group_facts(each) for each in delays.delays]),
+        delay_groups=()
+        if delays is None
+        else tuple([delay_group_facts(each) for each in delays.delays]),
         silent=gaps.silent,
         missing=gaps.missing,
     )
@@ -114,7 +120,9 @@ async def _metaservers(metadata: MetadataClient) -> tuple[MetaserverFacts, ...]:
     found = []
     for address, told in (await metadata.metaservers()).items():
         if isinstance(told, QmqError):
-            found.append(MetaserverFacts(address, told.message if isinstance(told, Unavailable) else ""))
+            found.append(
+                MetaserverFacts(address, told.message if isinstance(told, Unavailable) else "")
+            )
         else:
             found.append(metaserver_facts(address, told))
     return tuple(found)
@@ -132,20 +140,32 @@ async def _consumption(
     gaps.silent.update(subjects.silent)
     names = [each.settings.name for each in subjects if each.settings.order]
     routes = await _routes(metadata, gaps, names)
-    starts = {(queue.subject, queue.partition, queue.broker_group): queue.start_sequence for each in subjects for queue in each.queues}
+    starts = {
+        (queue.subject, queue.partition, queue.broker_group): queue.start_sequence
+        for each in subjects
+        for queue in each.queues
+    }
     groups: list[ConsumerGroupFacts] = []
     if GROUPS in parts:
-        known = await gaps.ask(GROUPS, metadata.describe_groups()) if len(names) < len(subjects) else None
+        known = (
+            await gaps.ask(GROUPS, metadata.describe_groups())
+            if len(names) < len(subjects)
+            else None
+        )
         if known is not None:
             gaps.silent.update(known.silent)
             ordered = set(names)
-            groups += unordered_groups([each for each in known if each.subject not in ordered], starts)
+            groups += unordered_groups(
+                [each for each in known if each.subject not in ordered], starts
+            )
         groups += [each for route in routes.values() for each in ordered_groups(route)]
     found = tuple([subject_facts(each, routes.get(each.settings.name)) for each in subjects])
     return found, tuple(sorted(groups, key=lambda each: (each.subject, each.group)))
 
 
-async def _routes(metadata: MetadataClient, gaps: _Gaps, names: list[str]) -> dict[str, pb.DescribeRouteResponse]:
+async def _routes(
+    metadata: MetadataClient, gaps: _Gaps, names: list[str]
+) -> dict[str, pb.DescribeRouteResponse]:
     """The routes of ordered subjects, with their groups. A subject that was deleted in between is left out."""
     turns = asyncio.Semaphore(ROUTES_AT_ONCE)
     found: dict[str, pb.DescribeRouteResponse] = {}
@@ -161,7 +181,9 @@ async def _routes(metadata: MetadataClient, gaps: _Gaps, names: list[str]) -> di
 
     await asyncio.gather(*[look(name) for name in names])
     for route in found.values():
-        gaps.silent.update(dict.fromkeys(set(route.silent_groups) - gaps.silent.keys(), "it does not answer"))
+        gaps.silent.update(
+            dict.fromkeys(set(route.silent_groups) - gaps.silent.keys(), "it does not answer")
+        )
     return dict(sorted(found.items()))
 
 
@@ -249,7 +271,10 @@ def rates(previous: ClusterSnapshot | None, now: ClusterSnapshot) -> ClusterRate
     def rate(count: int) -> float | None:
         return None if known is None else count * 1000 / over_ms
 
-    came, went = _sums(stored, lambda place: place.subject), _sums(done, lambda place: place.subject)
+    came, went = (
+        _sums(stored, lambda place: place.subject),
+        _sums(done, lambda place: place.subject),
+    )
     went_by_group = _sums(done, lambda place: (place.subject, place.group))
     groups = tuple(
         [
@@ -295,15 +320,24 @@ def rates(previous: ClusterSnapshot | None, now: ClusterSnapshot) -> ClusterRate
 
 
 def _broker_groups(
-    now: ClusterSnapshot, rate: Callable[[int], float | None], stored: Mapping[_Place, int], done: Mapping[_Place, int]
+    now: ClusterSnapshot,
+    rate: Callable[[int], float | None],
+    stored: Mapping[_Place, int],
+    done: Mapping[_Place, int],
 ) -> tuple[BrokerGroupRate, ...]:
-    came, went = _sums(stored, lambda place: place.broker_group), _sums(done, lambda place: place.broker_group)
+    came, went = (
+        _sums(stored, lambda place: place.broker_group),
+        _sums(done, lambda place: place.broker_group),
+    )
     size_bytes: dict[str, int] = {}
     for queue in (queue for subject in now.subjects for queue in subject.queues):
         size_bytes[queue.broker_group] = size_bytes.get(queue.broker_group, 0) + queue.stored_bytes
     found = []
     for each in now.broker_groups:
-        name, free = each.broker_group, [one.storage.disk_free_bytes for one in each.replicas if one.storage is not None]
+        name, free = (
+            each.broker_group,
+            [one.storage.disk_free_bytes for one in each.replicas if one.storage is not None],
+        )
         found.append(
             BrokerGroupRate(
                 name,
@@ -333,11 +367,15 @@ def _done(snapshot: ClusterSnapshot) -> dict[_Place, int]:
     for group in snapshot.groups:
         for each in group.progress:
             place = _Place(group.subject, each.partition, each.broker_group, group.group)
-            found[place] = found.get(place, 0) + each.done_messages  # a broadcast group counts once, with all its consumers
+            found[place] = (
+                found.get(place, 0) + each.done_messages
+            )  # a broadcast group counts once, with all its consumers
     return found
 
 
-def _growth(before: Mapping[_Place, int], after: Mapping[_Place, int], previous: ClusterSnapshot | None) -> dict[_Place, int]:
+def _growth(
+    before: Mapping[_Place, int], after: Mapping[_Place, int], previous: ClusterSnapshot | None
+) -> dict[_Place, int]:
     if previous is None:
         return {}
     is_whole = not previous.missing

@@ -40,7 +40,9 @@ def parse_key(text: str) -> bytes:
             return base64.b64decode(text.removeprefix(BASE64), validate=True)
         return text.encode()  # arguments of a command may hold bytes that are no UTF-8
     except (ValueError, binascii.Error) as cause:
-        raise InvalidArgument(f"{text!r} is not a key: {cause}; a key is text, hex:00ff or base64:AP8=") from None
+        raise InvalidArgument(
+            f"{text!r} is not a key: {cause}; a key is text, hex:00ff or base64:AP8="
+        ) from None
 
 
 class Time(str):

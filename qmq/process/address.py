@@ -42,7 +42,9 @@ def parse(address: str, default_port: int | None = None) -> Address:
     if default_port is not None and (not separator or text.endswith("]")):
         host, port = text, str(default_port)
     number = whole_number(port, PORT_MAX, 1)
-    is_wrong = host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("["))
+    is_wrong = host.startswith("[") != host.endswith("]") or (
+        ":" in host and not host.startswith("[")
+    )
     if not host or number is None or is_wrong:
         example = f"localhost:{default_port or 20880}"
         raise InvalidArgument(
@@ -59,9 +61,13 @@ def host_of(address: str) -> str:
 
 def checked_path(path: str) -> str:
     if not path.startswith("/"):
-        raise InvalidArgument(f"a socket's address has its whole path, unix:/path/socket, not {UNIX + path!r}")
+        raise InvalidArgument(
+            f"a socket's address has its whole path, unix:/path/socket, not {UNIX + path!r}"
+        )
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
-        raise InvalidArgument(f"the path of a socket has at most {_PATH_BYTES_MAX} bytes, not {len(os.fsencode(path))}: {path}")
+        raise InvalidArgument(
+            f"the path of a socket has at most {_PATH_BYTES_MAX} bytes, not {len(os.fsencode(path))}: {path}"
+        )
     return path
 
 
@@ -69,7 +75,9 @@ def is_local(host: str) -> bool:
     """True if only this machine can reach a port on this host. A name other than localhost counts as reachable from other machines."""
     bare = host.strip("[]")
     try:
-        return host.startswith(UNIX) or bare == "localhost" or ipaddress.ip_address(bare).is_loopback
+        return (
+            host.startswith(UNIX) or bare == "localhost" or ipaddress.ip_address(bare).is_loopback
+        )
     except ValueError:
         return False
 
@@ -83,4 +91,6 @@ def is_private(address: str, *, is_encrypted: bool) -> bool:
 def require_private(address: str, *, is_encrypted: bool) -> None:
     """Raise InvalidArgument if a token would travel to another machine in plain text."""
     if not is_private(address, is_encrypted=is_encrypted):
-        raise InvalidArgument(f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or qmq.connect(tls=...))")
+        raise InvalidArgument(
+            f"a token is not sent to {address} in plain text: use TLS (QMQ_TLS_CA, or qmq.connect(tls=...))"
+        )

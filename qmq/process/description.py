@@ -30,5 +30,7 @@ def shards_of(name: str, groups: Sequence[str]) -> list[str]:
         return [name]
     found = [each for each in groups if each != name and family_of(each) == name]
     if not found:
-        raise InvalidArgument(f"there is no broker group {name!r}: there are {', '.join(groups) or 'none'}")
+        raise InvalidArgument(
+            f"there is no broker group {name!r}: there are {', '.join(groups) or 'none'}"
+        )
     return sorted(found, key=lambda each: int(each.rpartition(".")[2]))

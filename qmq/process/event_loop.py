@@ -171,7 +171,15 @@ class TickFuture:
     `call_soon`, in the next round; a `TickFuture` runs it at the end of the present round.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_context", "_is_cancelled", "_loop", "_message", "_wakeup", "is_done")
+    __slots__ = (
+        "_asyncio_future_blocking",
+        "_context",
+        "_is_cancelled",
+        "_loop",
+        "_message",
+        "_wakeup",
+        "is_done",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is the running event loop: asking for it takes a system call."""
@@ -353,5 +361,8 @@ class EventLoopTick:
     @staticmethod
     def _report(call: Callable[[], object], failure: Exception) -> None:
         """A callback failed: the others still run, and the event loop reports the failure."""
-        said: dict[str, Any] = {"message": f"{call!r} failed at the end of a round", "exception": failure}
+        said: dict[str, Any] = {
+            "message": f"{call!r} failed at the end of a round",
+            "exception": failure,
+        }
         asyncio.get_running_loop().call_exception_handler(said)

@@ -42,7 +42,9 @@ def make_private(folder: Path) -> None:
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
         except OSError as cause:
             if cause.errno in NO_SPACE:
-                raise DiskFull(f"no space left for the folder {folder.name}: free some space") from cause
+                raise DiskFull(
+                    f"no space left for the folder {folder.name}: free some space"
+                ) from cause
             raise
 
 
@@ -62,7 +64,9 @@ def refusal_of(cause: QmqError | OSError) -> QmqError:
         return cause
     if cause.errno not in SHORT_OF:
         raise cause
-    return Overloaded(f"the broker has too few descriptors or too little memory ({cause}): try again")
+    return Overloaded(
+        f"the broker has too few descriptors or too little memory ({cause}): try again"
+    )
 
 
 def connections_max(most: int, limit: int) -> int:
@@ -90,5 +94,7 @@ def raise_limit() -> None:
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # some systems allow less than they report: the limit does not change
+    with suppress(
+        ValueError, OSError
+    ):  # some systems allow less than they report: the limit does not change
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -110,15 +110,24 @@ def _status(failure: QmqError) -> grpc.StatusCode:
         return grpc.StatusCode.FAILED_PRECONDITION
     if isinstance(failure, CoordinationUnknown):
         return grpc.StatusCode.UNKNOWN
-    return grpc.StatusCode.UNAVAILABLE if isinstance(failure, Unavailable | CoordinationUnavailable) else grpc.StatusCode.INTERNAL
+    return (
+        grpc.StatusCode.UNAVAILABLE
+        if isinstance(failure, Unavailable | CoordinationUnavailable)
+        else grpc.StatusCode.INTERNAL
+    )
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception, method: str) -> NoReturn:
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], failure: Exception, method: str
+) -> NoReturn:
     """End a call with an error. A typed error reaches the client as it is; any other becomes an internal error of the server."""
     if not isinstance(failure, QmqError):
         log.error("a call of %s failed", method, exc_info=failure)
         # The text may name files, keys or statements, which the caller must not see.
-        await context.abort(grpc.StatusCode.INTERNAL, f"an internal error ({type(failure).__name__}), which the server's log explains")
+        await context.abort(
+            grpc.StatusCode.INTERNAL,
+            f"an internal error ({type(failure).__name__}), which the server's log explains",
+        )
     trailers = [(CODE, str(failure.code)), (OUTCOME, str(failure.outcome.value))]
     if failure.retry_after_ms:
         trailers.append((RETRY, str(failure.retry_after_ms)))
@@ -129,10 +138,16 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], failure: Exception,
 def _short(message: str) -> str:
     """The text of an error as it fits into metadata: an error may repeat what the caller sent."""
     whole = message.encode("utf-8", "replace")
-    return whole.decode() if len(whole) <= DETAILS_BYTES_MAX else f"{whole[:DETAILS_BYTES_MAX].decode('utf-8', 'ignore')} ..."
+    return (
+        whole.decode()
+        if len(whole) <= DETAILS_BYTES_MAX
+        else f"{whole[:DETAILS_BYTES_MAX].decode('utf-8', 'ignore')} ..."
+    )
 
 
-def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any, Any], Awaitable[_R]]:
+def answering(
+    method: Callable[[Any, Any], Awaitable[_R]],
+) -> Callable[[Any, Any, Any], Awaitable[_R]]:
     """Wrap a servicer's method that raises typed errors."""
 
     async def answered(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> _R:
@@ -145,10 +160,14 @@ def answering(method: Callable[[Any, Any], Awaitable[_R]]) -> Callable[[Any, Any
     return answered
 
 
-def streaming(method: Callable[[Any, Any], AsyncGenerator[_R, None]]) -> Callable[[Any, Any, Any], AsyncIterator[_R]]:
+def streaming(
+    method: Callable[[Any, Any], AsyncGenerator[_R, None]],
+) -> Callable[[Any, Any, Any], AsyncIterator[_R]]:
     """`answering` for a method that answers with a stream."""
 
-    async def answered(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[_R]:
+    async def answered(
+        self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[_R]:
         try:
             async with aclosing(method(self, request)) as answers:
                 async for answer in answers:
@@ -174,14 +193,23 @@ def is_answer(failure: grpc.RpcError) -> bool:
 def is_from_wrong_server(failure: grpc.RpcError) -> bool:
     """True if another server has the address of the meant one, and refused the call."""
     assert isinstance(failure, grpc.aio.AioRpcError | grpc.Call), failure
-    return (CODE, str(WrongServer.code)) in [(key, value) for key, value in failure.trailing_metadata() or ()]
+    return (CODE, str(WrongServer.code)) in [
+        (key, value) for key, value in failure.trailing_metadata() or ()
+    ]
 
 
-_REASON: Final = re.compile(r"OPENSSL_internal:([A-Z0-9_]+(?:: [a-z][^:\n]*)?)|(Hostname Verification Check failed)")
+_REASON: Final = re.compile(
+    r"OPENSSL_internal:([A-Z0-9_]+(?:: [a-z][^:\n]*)?)|(Hostname Verification Check failed)"
+)
 """gRPC's texts for a server that TLS does not accept, with the reason of a certificate that is not trusted."""
 
 
-_NEVER_SENT: Final = ("failed to connect", "connection refused", "handshake failed", "channel closed")
+_NEVER_SENT: Final = (
+    "failed to connect",
+    "connection refused",
+    "handshake failed",
+    "channel closed",
+)
 """gRPC's texts for calls that reached no server."""
 _UNRESOLVED: Final = ("errors resolving", "dns resolution", "hostname lookup", "address lookup")
 """gRPC's texts where a name has no address: they differ by its resolver."""
@@ -193,14 +221,20 @@ def _unreachable(details: str, address: str) -> QmqError:
     if reason is not None or "handshake failed" in details.lower():
         return tls_failed(address, details if reason is None else reason[1] or reason[2])
     if any(each in details.lower() for each in _UNRESOLVED):
-        return NameUnresolved.of(address, "DNS has no address for it, or does not answer: is the name right?")
+        return NameUnresolved.of(
+            address, "DNS has no address for it, or does not answer: is the name right?"
+        )
     where = "is `qmq dev` running there, or `qmq meta`, `qmq broker`?"
     if "reset by peer" in details or "Socket closed" in details:
         where = (
             "it ends the connection. Does it ask for TLS (QMQ_TLS_CA), or for another certificate (QMQ_TLS_CERT, QMQ_TLS_KEY: signed by"
             " a CA that it trusts, and valid now)?"
         )
-    outcome = Outcome.NOT_STORED if any(each in details.lower() for each in _NEVER_SENT) else Outcome.UNKNOWN
+    outcome = (
+        Outcome.NOT_STORED
+        if any(each in details.lower() for each in _NEVER_SENT)
+        else Outcome.UNKNOWN
+    )
     return NotConnected(f"no metaserver or broker answers at {address}: {where}", outcome=outcome)
 
 
@@ -210,16 +244,24 @@ def typed_error(failure: grpc.aio.AioRpcError | grpc.RpcError, address: str) -> 
     trailers = {str(key): str(value) for key, value in failure.trailing_metadata() or ()}
     if int(trailers.get(CODE, "0")) in BY_CODE:
         details = failure.details() or ""
-        return from_wire(int(trailers[CODE]), details, int(trailers[OUTCOME]), int(trailers.get(RETRY, "0")))
+        return from_wire(
+            int(trailers[CODE]), details, int(trailers[OUTCOME]), int(trailers.get(RETRY, "0"))
+        )
     if failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"no answer from {address} in time", outcome=Outcome.UNKNOWN)
     if failure.code() is grpc.StatusCode.UNAVAILABLE:
         return _unreachable(failure.details() or "", address)
-    if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "RPC limit" in (failure.details() or ""):
+    if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "RPC limit" in (
+        failure.details() or ""
+    ):
         return Overloaded(f"{address} handles as many calls as it can: try again")
     if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return InvalidArgument(f"{address} does not support this call: is it a QMQ metaserver of this release?")
-    return QmqError(f"{address} failed: {failure.code().name}: {failure.details()}", outcome=Outcome.UNKNOWN)
+        return InvalidArgument(
+            f"{address} does not support this call: is it a QMQ metaserver of this release?"
+        )
+    return QmqError(
+        f"{address} failed: {failure.code().name}: {failure.details()}", outcome=Outcome.UNKNOWN
+    )
 
 
 AHEAD: Final = 4
@@ -238,7 +280,12 @@ Guard = Callable[[], None]
 class RenewedChannel:
     """The gRPC channel to an address, for calls of one thread at a time."""
 
-    def __init__(self, address: str, credentials: Credentials | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._address, self._credentials, self._now_s = address, credentials, now_s
         self._version = 0
         self._under_way: dict[grpc.Channel, int] = {}
@@ -251,7 +298,9 @@ class RenewedChannel:
             found = grpc.insecure_channel(self._address, options=CHANNEL_OPTIONS)
         else:
             self._version = self._credentials.version
-            found = grpc.secure_channel(self._address, self._credentials.channel_credentials(), options=CHANNEL_OPTIONS)
+            found = grpc.secure_channel(
+                self._address, self._credentials.channel_credentials(), options=CHANNEL_OPTIONS
+            )
         self._under_way[found] = 0
         return found
 
@@ -279,7 +328,10 @@ class RenewedChannel:
         if is_answer(failure):
             is_lost = is_from_wrong_server(failure)
         else:
-            is_lost = status_of(failure) is grpc.StatusCode.UNAVAILABLE and self._now_s() - self._opened_s >= RENEW_S
+            is_lost = (
+                status_of(failure) is grpc.StatusCode.UNAVAILABLE
+                and self._now_s() - self._opened_s >= RENEW_S
+            )
         if is_lost:
             self._replace()
 
@@ -339,7 +391,9 @@ class RpcChannel(grpc.aio.Channel):
                 self._guard()
             with self._channel.calling() as channel:
                 callable_ = channel.unary_unary(method, *serializers, **options)
-                return await _answer(callable_.future(request, timeout=timeout, metadata=self._metadata()))
+                return await _answer(
+                    callable_.future(request, timeout=timeout, metadata=self._metadata())
+                )
 
         async def ask(request: Any, timeout: float | None = None) -> Any:
             begin_s = time.monotonic()
@@ -348,7 +402,10 @@ class RpcChannel(grpc.aio.Channel):
             except grpc.RpcError as failure:
                 if not is_from_wrong_server(failure):
                     raise
-            return await once(request, None if timeout is None else max(timeout - (time.monotonic() - begin_s), 0.0))
+            return await once(
+                request,
+                None if timeout is None else max(timeout - (time.monotonic() - begin_s), 0.0),
+            )
 
         return ask
 
@@ -357,7 +414,9 @@ class RpcChannel(grpc.aio.Channel):
 
         async def ask(request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
             with self._channel.calling() as channel:
-                call = channel.unary_stream(method, *serializers, **options)(request, timeout=timeout, metadata=self._metadata())
+                call = channel.unary_stream(method, *serializers, **options)(
+                    request, timeout=timeout, metadata=self._metadata()
+                )
                 async for each in _answers(call):
                     yield each
 
@@ -414,7 +473,9 @@ def _resolve(ended: asyncio.Future[None]) -> None:
         ended.set_result(None)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> None:
+def _tell(
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object
+) -> None:
     """Call back in a loop. A closed loop is ignored: nothing waits in it any more."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *arguments)
@@ -487,11 +548,15 @@ def check(region: bytes, header: RegionHeader, *, to_partition: bool) -> None:
     groups = {each.get(GROUP) for each in found}
     group = groups.pop()
     if group is None or groups:
-        raise InvalidArgument(f"all messages of a directed batch must name the same group in the header {GROUP}")
+        raise InvalidArgument(
+            f"all messages of a directed batch must name the same group in the header {GROUP}"
+        )
     try:
         check_group(group.decode())
     except (UnicodeDecodeError, InvalidName):
-        raise InvalidArgument(f"the header {GROUP} of a directed message is a group's name, not {group[:200]!r}") from None
+        raise InvalidArgument(
+            f"the header {GROUP} of a directed message is a group's name, not {group[:200]!r}"
+        ) from None
 
 
 def failures(headers: Mapping[str, bytes]) -> int:

@@ -23,9 +23,25 @@ from qmq.errors import AccessDenied, Overloaded, QmqError
 from qmq.rpc.channel import abort
 from qmq.rpc.server import RequestBodies, late_stream, late_unary
 from qmq.security.access import AccessControl, AccessState, Caller
-from qmq.security.access_rules import EVERY, Need, Operation, ResourceKind, on_cluster, on_group, on_namespace, on_subject
+from qmq.security.access_rules import (
+    EVERY,
+    Need,
+    Operation,
+    ResourceKind,
+    on_cluster,
+    on_group,
+    on_namespace,
+    on_subject,
+)
 from qmq.security.audit import AuditLog
-from qmq.security.principal import ANONYMOUS, APPLICATION, Principal, RpcPeer, RpcPeers, peer_address
+from qmq.security.principal import (
+    ANONYMOUS,
+    APPLICATION,
+    Principal,
+    RpcPeer,
+    RpcPeers,
+    peer_address,
+)
 from qmq.security.quotas import RateMeter, need_of
 
 O = Operation  # noqa: E741 - the table below is read by columns
@@ -65,7 +81,9 @@ def _subject(operation: Operation) -> Needs:
 
 def _subject_or_cluster(operation: Operation) -> Needs:
     """The needs of a request whose subject may be empty; it then concerns all subjects."""
-    return lambda request: (on_subject(operation, request.subject) if request.subject else on_cluster(operation),)
+    return lambda request: (
+        on_subject(operation, request.subject) if request.subject else on_cluster(operation),
+    )
 
 
 def _group(operation: Operation) -> Needs:
@@ -73,7 +91,9 @@ def _group(operation: Operation) -> Needs:
 
 
 def _group_or_cluster(operation: Operation) -> Needs:
-    return lambda request: (on_group(operation, request.group) if request.group else on_cluster(operation),)
+    return lambda request: (
+        on_group(operation, request.group) if request.group else on_cluster(operation),
+    )
 
 
 def _cluster(operation: Operation) -> Needs:
@@ -114,12 +134,20 @@ def _pause(request: Any) -> tuple[Need, ...]:
 
 def _put_rule(request: Any) -> tuple[Need, ...]:
     rule = request.rule
-    named = rule.kind in (ResourceKind.SUBJECT.value, ResourceKind.GROUP.value, ResourceKind.NAMESPACE.value)
+    named = rule.kind in (
+        ResourceKind.SUBJECT.value,
+        ResourceKind.GROUP.value,
+        ResourceKind.NAMESPACE.value,
+    )
     return (on_namespace(rule.pattern.removesuffix(EVERY) if named else ""),)
 
 
 def _test(request: Any) -> tuple[Need, ...]:
-    return (on_namespace(request.name.removesuffix(EVERY) if request.kind != ResourceKind.CLUSTER.value else ""),)
+    return (
+        on_namespace(
+            request.name.removesuffix(EVERY) if request.kind != ResourceKind.CLUSTER.value else ""
+        ),
+    )
 
 
 def _known_rule(rule_id: str, state: AccessState) -> tuple[Need, ...]:
@@ -154,7 +182,9 @@ def _namespace(request: Any) -> tuple[Need, ...]:
 META_RULES: Final[Mapping[str, RpcRule]] = {
     # subjects
     "Locate": RpcRule(_locate),  # creating a subject this way also needs `create`: see RpcGuard
-    "Watch": RpcRule(keeps=("subjects", lambda name: (on_subject(O.DESCRIBE, name),))),  # every client watches; it learns no other names
+    "Watch": RpcRule(
+        keeps=("subjects", lambda name: (on_subject(O.DESCRIBE, name),))
+    ),  # every client watches; it learns no other names
     "CreateSubject": RpcRule(lambda r: (on_subject(O.CREATE, r.settings.name),), is_change=True),
     "PlaceSubject": RpcRule(_subject(O.CONFIGURE), is_change=True),
     "SetSubjectFlush": RpcRule(_subject(O.CONFIGURE), is_change=True),
@@ -165,15 +195,28 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "DeleteSubject": RpcRule(_subject(O.DELETE), is_change=True),
     "PurgeSubject": RpcRule(_subject(O.DELETE), is_change=True),
     "DeleteDeadLetters": RpcRule(_subject(O.DELETE), is_change=True),
-    "ListSubjects": RpcRule(keeps=("subjects", lambda item: (on_subject(O.DESCRIBE, item.settings.name),))),
+    "ListSubjects": RpcRule(
+        keeps=("subjects", lambda item: (on_subject(O.DESCRIBE, item.settings.name),))
+    ),
     # groups
-    "DescribeGroups": RpcRule(_named_group, keeps=("groups", lambda item: (on_group(O.DESCRIBE, item.group),))),
-    "ResetGroup": RpcRule(_consume, is_change=True),  # as in Kafka: a principal that may consume may choose the position
+    "DescribeGroups": RpcRule(
+        _named_group, keeps=("groups", lambda item: (on_group(O.DESCRIBE, item.group),))
+    ),
+    "ResetGroup": RpcRule(
+        _consume, is_change=True
+    ),  # as in Kafka: a principal that may consume may choose the position
     "DeleteGroup": RpcRule(_group(O.DELETE), is_change=True),
     "SetGroupSettings": RpcRule(_group(O.CONFIGURE), is_change=True),
     "DescribeGroupSettings": RpcRule(_group_or_cluster(O.DESCRIBE)),
     "SetPause": RpcRule(_pause, is_change=True),
-    "ListPauses": RpcRule(keeps=("pauses", lambda item: (on_group(O.DESCRIBE, item.group) if item.group else on_cluster(O.DESCRIBE),))),
+    "ListPauses": RpcRule(
+        keeps=(
+            "pauses",
+            lambda item: (
+                on_group(O.DESCRIBE, item.group) if item.group else on_cluster(O.DESCRIBE),
+            ),
+        )
+    ),
     "DescribeDeadLetters": RpcRule(_group_or_cluster(O.DESCRIBE)),
     "DescribeParked": RpcRule(_group(O.DESCRIBE)),
     "Unpark": RpcRule(_group(O.CONFIGURE), is_change=True),
@@ -191,7 +234,9 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
     "ChangeRoute": RpcRule(_subject(O.RESHARD), is_change=True),
     "DescribeRoute": RpcRule(_subject(O.DESCRIBE)),
     "RouteHistory": RpcRule(_subject(O.DESCRIBE)),
-    "SetReshardPolicy": RpcRule(lambda r: (on_subject(O.RESHARD, r.policy.subject),), is_change=True),
+    "SetReshardPolicy": RpcRule(
+        lambda r: (on_subject(O.RESHARD, r.policy.subject),), is_change=True
+    ),
     "ExplainReshard": RpcRule(_subject(O.DESCRIBE)),
     # the cluster
     "DescribeCluster": RpcRule(_cluster(O.DESCRIBE)),
@@ -204,7 +249,9 @@ META_RULES: Final[Mapping[str, RpcRule]] = {
 ACCESS_RULES: Final[Mapping[str, RpcRule]] = {
     "WhoAmI": RpcRule(),
     "ListRules": RpcRule(_namespace),
-    "PutRule": RpcRule(_put_rule, is_change=True),  # the rule that it replaces must be the caller's, too: see AccessService
+    "PutRule": RpcRule(
+        _put_rule, is_change=True
+    ),  # the rule that it replaces must be the caller's, too: see AccessService
     "DeleteRule": RpcRule(is_change=True, needs_now=lambda r, state: _known_rule(r.id, state)),
     "SetAccessMode": RpcRule(_cluster(O.ADMINISTER), is_change=True),
     "TestAccess": RpcRule(_test),
@@ -212,7 +259,9 @@ ACCESS_RULES: Final[Mapping[str, RpcRule]] = {
     "CreateToken": RpcRule(lambda r: (_token_of(r.principal),), is_change=True),
     "ListTokens": RpcRule(_namespace),
     "DeleteTokens": RpcRule(is_change=True, needs_now=_known_tokens),
-    "PutQuota": RpcRule(lambda r: (need_of(r.quota.principal),), is_change=True),  # see AccessService, as for PutRule
+    "PutQuota": RpcRule(
+        lambda r: (need_of(r.quota.principal),), is_change=True
+    ),  # see AccessService, as for PutRule
     "DeleteQuota": RpcRule(is_change=True, needs_now=lambda r, state: (_known_quota(r.id, state),)),
     "ListQuotas": RpcRule(_namespace),
 }
@@ -234,10 +283,25 @@ CONTROL_RULES: Final[Mapping[str, RpcRule]] = {
     "Transfer": RpcRule(_cluster(O.OPERATE), is_change=True),
     "ChangeReplicas": RpcRule(_cluster(O.OPERATE), is_change=True),
     "ResetGroup": RpcRule(_consume, is_change=True),
-    "ReadLog": RpcRule(_cluster(O.BROWSE)),  # reads all messages of a broker group: `qmq spark` reads the action log with it
-    **dict.fromkeys(("DeleteGroup", "DropSubject", "PurgeSubject", "Seal", "PlaceLanes", "InheritParked", "Unpark"), _SERVER),
+    "ReadLog": RpcRule(
+        _cluster(O.BROWSE)
+    ),  # reads all messages of a broker group: `qmq spark` reads the action log with it
+    **dict.fromkeys(
+        (
+            "DeleteGroup",
+            "DropSubject",
+            "PurgeSubject",
+            "Seal",
+            "PlaceLanes",
+            "InheritParked",
+            "Unpark",
+        ),
+        _SERVER,
+    ),
     **dict.fromkeys(("FindMessage", "TraceMessage", "ReadSchedule", "DescribeSchedule"), _SERVER),
-    **dict.fromkeys(("HoldWrites", "DescribeHold", "ReleaseWrites"), _SERVER),  # a backup shows the servers' token
+    **dict.fromkeys(
+        ("HoldWrites", "DescribeHold", "ReleaseWrites"), _SERVER
+    ),  # a backup shows the servers' token
     **dict.fromkeys(("CancelDelayed", "MoveDelayed", "ShowDelayed", "ListDelayed"), _SERVER),
 }
 """The rules for the control ports of brokers and delay servers. Metaservers and replicas call these; users call a metaserver."""
@@ -289,7 +353,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         """The peer of each connection that a relay accepted."""
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -299,7 +365,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             return late_unary(handler, self._unary(method, handler.unary_unary))
         return late_stream(handler, self._stream(method, handler.unary_stream))
 
-    def _unary(self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    def _unary(
+        self, method: str, serve: Callable[[Any, Any], Awaitable[Any]]
+    ) -> Callable[[Any], Awaitable[Any]]:
         async def guarded(context: Any) -> Any:
             try:
                 caller, rule, request = await self._admit(method, context)
@@ -312,7 +380,9 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _stream(self, method: str, serve: Callable[[Any, Any], AsyncIterator[Any]]) -> Callable[[Any], AsyncIterator[Any]]:
+    def _stream(
+        self, method: str, serve: Callable[[Any, Any], AsyncIterator[Any]]
+    ) -> Callable[[Any], AsyncIterator[Any]]:
         async def guarded(context: Any) -> AsyncIterator[Any]:
             try:
                 caller, rule, request = await self._admit(method, context)
@@ -341,10 +411,16 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         caller = self._identify(context)._replace(request=_request_id(context))
         CALLER.set(caller)
         rule = RPC_RULES.get(method)
-        request = await self._bodies.read(context, caller.address if caller.principal == ANONYMOUS else "")
+        request = await self._bodies.read(
+            context, caller.address if caller.principal == ANONYMOUS else ""
+        )
         if rule is None or rule.servers_only:
             peer = self._peer(context)
-            self._access.require_server(caller, _short(method), peer.names if peer is not None and peer.is_encrypted else None)
+            self._access.require_server(
+                caller,
+                _short(method),
+                peer.names if peer is not None and peer.is_encrypted else None,
+            )
             return caller, rule or RpcRule(), request
         if self._access.is_on and not caller.principal.is_server:
             needs = await self._needs(method, request, rule)
@@ -372,13 +448,19 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             meter = self._meters[principal] = RateMeter(quota.requests_per_s, self._now_s())
         owed_s = meter.owes(self._now_s())
         if owed_s > WAIT_S_MAX:
-            failure = Overloaded(f"{principal} asks more often than its quota {quota.id!r} allows ({quota.requests_per_s} requests/s)")
+            failure = Overloaded(
+                f"{principal} asks more often than its quota {quota.id!r} allows ({quota.requests_per_s} requests/s)"
+            )
             failure.retry_after_ms = int(owed_s * 1000)
             raise failure
         await asyncio.sleep(meter.take(1, self._now_s()))
 
     def _identify(self, context: Any) -> Caller:
-        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        metadata = {
+            key: value
+            for key, value in context.invocation_metadata() or ()
+            if isinstance(value, str)
+        }
         shown = metadata.get("authorization", "")
         token = shown[len(_BEARER) :] if shown.startswith(_BEARER) else ""
         address, peer = peer_address(context.peer(), self.peers), self._peer(context)
@@ -399,27 +481,54 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         needs = rule.needs(request)
         if rule.needs_now is not None:
             needs = (*needs, *rule.needs_now(request, self._access.state))
-        if method.endswith("/Locate") and request.create_if_missing and not self._knows_subject(request.subject):
+        if (
+            method.endswith("/Locate")
+            and request.create_if_missing
+            and not self._knows_subject(request.subject)
+        ):
             needs = (*needs, on_subject(Operation.CREATE, request.subject))
         if rule.by_delayed_id is not None and self._subject_of_delayed is not None:
             try:
-                needs = (*needs, on_subject(rule.by_delayed_id, await self._subject_of_delayed(request.id)))
+                needs = (
+                    *needs,
+                    on_subject(rule.by_delayed_id, await self._subject_of_delayed(request.id)),
+                )
             except QmqError:
-                needs = (*needs, on_cluster(Operation.DESCRIBE))  # Callers without permission must not learn whether the message exists.
+                needs = (
+                    *needs,
+                    on_cluster(Operation.DESCRIBE),
+                )  # Callers without permission must not learn whether the message exists.
         return needs
 
     # --- behind --------------------------------------------------------------------------------------------------------
 
     async def _served(
-        self, method: str, request: Any, context: Any, caller: Caller, rule: RpcRule, serve: Callable[[Any, Any], Awaitable[Any]]
+        self,
+        method: str,
+        request: Any,
+        context: Any,
+        caller: Caller,
+        rule: RpcRule,
+        serve: Callable[[Any, Any], Awaitable[Any]],
     ) -> Any:
         if not rule.is_change:
             return await serve(request, context)
-        on, details = _on(rule, request), text_format.MessageToString(request, as_one_line=True, as_utf8=True)
+        on, details = (
+            _on(rule, request),
+            text_format.MessageToString(request, as_one_line=True, as_utf8=True),
+        )
         try:
             answer = await serve(request, context)
         except BaseException:
-            audited(self._access.audit, caller, _short(method), on, "failed", details=details, error=str(context.details() or ""))
+            audited(
+                self._access.audit,
+                caller,
+                _short(method),
+                on,
+                "failed",
+                details=details,
+                error=str(context.details() or ""),
+            )
             raise
         audited(self._access.audit, caller, _short(method), on, "done", details=details)
         return answer
@@ -434,13 +543,19 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         if decide(caller.principal, on_cluster(Operation.DESCRIBE)).is_allowed:
             return answer
         items = list(getattr(answer, field))
-        kept = [each for each in items if all(decide(caller.principal, need).is_allowed for need in needs(each))]
+        kept = [
+            each
+            for each in items
+            if all(decide(caller.principal, need).is_allowed for need in needs(each))
+        ]
         answer.ClearField(field)
         getattr(answer, field).extend(kept)
         return answer
 
 
-def audited(audit: AuditLog, caller: Caller, action: str, on: str, result: str, **more: object) -> None:
+def audited(
+    audit: AuditLog, caller: Caller, action: str, on: str, result: str, **more: object
+) -> None:
     """Write an administrative act to the audit log."""
     audit.write(
         principal=str(caller.principal),
@@ -463,8 +578,12 @@ def _on(rule: RpcRule, request: Any) -> str:
 
 def _request_id(context: Any) -> str:
     """The id that the caller gave the call, or else a new one."""
-    named = next((value for key, value in context.invocation_metadata() or () if key == REQUEST_ID), "")
-    is_sane = isinstance(named, str) and 0 < len(named) <= REQUEST_ID_CHARS_MAX and named.isprintable()
+    named = next(
+        (value for key, value in context.invocation_metadata() or () if key == REQUEST_ID), ""
+    )
+    is_sane = (
+        isinstance(named, str) and 0 < len(named) <= REQUEST_ID_CHARS_MAX and named.isprintable()
+    )
     return named if is_sane else secrets.token_hex(8)
 
 

@@ -72,10 +72,16 @@ def _require_free(path: str) -> None:
 
 def uid_of_peer(connection: Any) -> int | None:
     """The user id of the process at the other end of a Unix domain socket, from the kernel. None for TCP, and if the system cannot tell."""
-    if connection is None or connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+    if (
+        connection is None
+        or connection.family != socket.AF_UNIX
+        or not hasattr(socket, "SO_PEERCRED")
+    ):
         return None
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        _, uid, _ = _CREDENTIALS.unpack(
+            peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
     return int(uid)
 
 
@@ -91,7 +97,9 @@ def only_uid(host: str, port: int) -> int | None:
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        raise Stopping(f"the socket {path} is gone, so this server is stopping: ask another one, or connect again") from None
+        raise Stopping(
+            f"the socket {path} is gone, so this server is stopping: ask another one, or connect again"
+        ) from None
     return None if found.st_mode & 0o022 else found.st_uid
 
 
@@ -161,7 +169,9 @@ class Network:
         """The same network, but clients need not show a certificate at its ports."""
         return self
 
-    async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
+    async def listen(
+        self, host: str, port: int, factory: Factory, refused: Refused = ignored
+    ) -> ServerListener:
         """Accept connections; port 0 takes a free port. `refused` is called for each handshake of TLS that fails.
 
         Raises OSError if the port is taken, InvalidArgument if a path is too long.
@@ -170,7 +180,9 @@ class Network:
         if host.startswith(UNIX):
             number = choose_port(host, port)
             path = f"{host[len(UNIX) :]}:{number}"
-            return ServerListener(await loop.create_unix_server(factory, path, backlog=BACKLOG), number, path)
+            return ServerListener(
+                await loop.create_unix_server(factory, path, backlog=BACKLOG), number, path
+            )
         server = await loop.create_server(factory, host.strip("[]"), port, backlog=BACKLOG)
         return ServerListener(server, server.sockets[0].getsockname()[1])
 
@@ -182,7 +194,9 @@ class Network:
         else:
             await open_tcp(place, factory)
 
-    def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
+    def channel(
+        self, address: str, server: NameSource, token: TokenSource = no_token
+    ) -> grpc.aio.Channel:
         """A control connection to a server that now has this address. It is opened at its first use, names the server and shows a token
         with each call; the caller closes it.
         """
@@ -190,7 +204,9 @@ class Network:
 
         return RpcChannel(address, server, token=token)
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
+    async def serve(
+        self, server: grpc.aio.Server, host: str, port: int, door: RpcListener
+    ) -> RpcPort:
         """Start a gRPC server at a port; port 0 takes a free port. Raises OSError if the port is taken, InvalidArgument."""
         try:
             bound = bind(server, host, port)
@@ -205,12 +221,22 @@ NETWORK: Final = Network()
 """The default network."""
 
 
-async def open_tcp(place: Address, factory: Factory, tls: ssl.SSLContext | None = None, handshake_s: float | None = None) -> None:
+async def open_tcp(
+    place: Address,
+    factory: Factory,
+    tls: ssl.SSLContext | None = None,
+    handshake_s: float | None = None,
+) -> None:
     """Connect to a host and port, with TLS if there is a context. Raises socket.gaierror as `require_resolvable`, OSError."""
     host = place.host.strip("[]")
     await require_resolvable(host)
     await asyncio.get_running_loop().create_connection(
-        factory, host, place.port, ssl=tls, server_hostname=host if tls else None, ssl_handshake_timeout=handshake_s
+        factory,
+        host,
+        place.port,
+        ssl=tls,
+        server_hostname=host if tls else None,
+        ssl_handshake_timeout=handshake_s,
     )
 
 
@@ -221,7 +247,9 @@ async def require_resolvable(host: str) -> None:
         return  # asking for it would cost each connection a turn of a thread
     try:
         async with asyncio.timeout(RESOLVE_S):
-            await asyncio.get_running_loop().run_in_executor(_RESOLVER, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
+            await asyncio.get_running_loop().run_in_executor(
+                _RESOLVER, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM
+            )
     except TimeoutError:
         raise socket.gaierror(socket.EAI_AGAIN, "DNS does not answer") from None
 
@@ -241,7 +269,9 @@ class _Resolver(Executor):
         if found is None:
             found = self._asked[args] = Future()
             found.set_running_or_notify_cancel()  # one who stops waiting does not cancel it for others
-            threading.Thread(target=self._ask, args=(fn, args, found), name="qmq-resolve", daemon=True).start()
+            threading.Thread(
+                target=self._ask, args=(fn, args, found), name="qmq-resolve", daemon=True
+            ).start()
         return found
 
     def _ask(self, fn: Callable[..., Any], args: Any, found: Future[Any]) -> None:
@@ -283,16 +313,22 @@ class TokenNetwork(Network):
             return ""
         return self._token()
 
-    async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
+    async def listen(
+        self, host: str, port: int, factory: Factory, refused: Refused = ignored
+    ) -> ServerListener:
         return await self._inner.listen(host, port, factory, refused)
 
     async def connect(self, address: str, factory: Factory) -> None:
         await self._inner.connect(address, factory)
 
-    def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
+    def channel(
+        self, address: str, server: NameSource, token: TokenSource = no_token
+    ) -> grpc.aio.Channel:
         return self._inner.channel(address, server, lambda: self.token_for(address))
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
+    async def serve(
+        self, server: grpc.aio.Server, host: str, port: int, door: RpcListener
+    ) -> RpcPort:
         return await self._inner.serve(server, host, port, door)
 
 
@@ -308,5 +344,7 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     try:
         bound: int = server.add_insecure_port(joined(host, number))
     except RuntimeError as cause:
-        raise OSError(f"port {port} on {host} cannot be opened: is another `qmq dev` running? ({cause})") from cause
+        raise OSError(
+            f"port {port} on {host} cannot be opened: is another `qmq dev` running? ({cause})"
+        ) from cause
     return number if host.startswith(UNIX) else bound

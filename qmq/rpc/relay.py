@@ -81,7 +81,9 @@ class UnfinishedMessages:
     def __init__(self, strangers: Strangers, address: str, end: Callable[[], None]) -> None:
         self._strangers, self._address, self._end = strangers, address, end
         self._from_client = _Frames(PREFACE_BYTES, self._begin, self._take, self._end_call)
-        self._from_server = _Frames(0, lambda _call: None, lambda _call, _data: None, self._end_call)
+        self._from_server = _Frames(
+            0, lambda _call: None, lambda _call, _data: None, self._end_call
+        )
         self._calls: dict[int, _Message | None] = {}
         """The unfinished message of each call from which more may come."""
         self.is_over = False
@@ -171,7 +173,13 @@ class _Frames:
     `end` each call that ends.
     """
 
-    def __init__(self, skipped: int, begin: Callable[[int], None], take: Callable[[int, bytes], None], end: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        skipped: int,
+        begin: Callable[[int], None],
+        take: Callable[[int, bytes], None],
+        end: Callable[[int], None],
+    ) -> None:
         self._begin, self._take, self._end = begin, take, end
         self._skipped = skipped
         """Bytes to come that are of no message: of another kind of frame, or padding."""
@@ -274,7 +282,9 @@ class RelayedConnection(asyncio.Protocol):
         """Bytes that arrived before the socket to gRPC was open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.peer = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of asyncio's
+        self.peer = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's transports are not subclasses of asyncio's
         self.peer.pause_reading()
         self.network = network_of(self.peer.get_extra_info("peername")[0])
         self.messages = UnfinishedMessages(self._relay.unfinished, self.network, self.peer.abort)
@@ -332,12 +342,19 @@ class RpcRelay(RpcPort):
         on_look: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(server, listening.getsockname()[1])
-        self._listening, self._credentials, self._door, self._on_look = listening, credentials, door, on_look
+        self._listening, self._credentials, self._door, self._on_look = (
+            listening,
+            credentials,
+            door,
+            on_look,
+        )
         self.folder = tempfile.mkdtemp(prefix="qmq-")
         """The folder of the sockets to gRPC."""
         self._numbers = count()
         self._names: dict[RelayedConnection, str] = {}
-        self._handshakes = RateMeter(door.bounds.handshakes_per_s, asyncio.get_running_loop().time())
+        self._handshakes = RateMeter(
+            door.bounds.handshakes_per_s, asyncio.get_running_loop().time()
+        )
         self.unfinished = Strangers(door.bounds.unfinished, asyncio.get_running_loop().time)
         """The messages of all connections that are not whole yet."""
         self._ending: asyncio.Task[None] | None = None
@@ -354,12 +371,16 @@ class RpcRelay(RpcPort):
             self.server.add_insecure_port(f"unix:{self.folder}/{_SOCKET}")
         except RuntimeError as cause:
             await end_unstarted(self.server)
-            raise OSError(f"no socket can be made in {self.folder}: TMPDIR names a folder for it ({cause})") from cause
+            raise OSError(
+                f"no socket can be made in {self.folder}: TMPDIR names a folder for it ({cause})"
+            ) from cause
         await self.server.start()
         try:
             checked_path(self._place(_NUMBER_MAX))
         except InvalidArgument as cause:
-            raise InvalidArgument(f"the folder that TMPDIR names is too deep for this port's sockets: {cause.message}") from cause
+            raise InvalidArgument(
+                f"the folder that TMPDIR names is too deep for this port's sockets: {cause.message}"
+            ) from cause
         self._listener = TlsListener(
             self._listening,
             self._accept,
@@ -368,7 +389,9 @@ class RpcRelay(RpcPort):
             self._door.refused,
             bounds=HandshakeBounds(
                 self._door.bounds.handshake_ms / 1000,
-                min(self._door.bounds.handshakes_max, max(self._door.bounds.connections_max // 2, 1)),
+                min(
+                    self._door.bounds.handshakes_max, max(self._door.bounds.connections_max // 2, 1)
+                ),
                 self._has_room,
             ),
             alpn=RPC_ALPN,
@@ -461,7 +484,12 @@ class RpcRelay(RpcPort):
         now_s = asyncio.get_running_loop().time()
         if not self._has_stopped and now_s >= self._silent_until_s:
             self._silent_until_s = now_s + SILENCE_S
-            log.error("connections to port %d are closed, because none can be passed on to gRPC in %s: %s", self.port, self.folder, cause)
+            log.error(
+                "connections to port %d are closed, because none can be passed on to gRPC in %s: %s",
+                self.port,
+                self.folder,
+                cause,
+            )
 
     def forget(self, connection: RelayedConnection) -> None:
         """A peer has disconnected."""
@@ -494,7 +522,9 @@ async def relay(
 ) -> RpcRelay:
     """Start a gRPC server behind a relay. Raises OSError if the port is taken, InvalidArgument."""
     try:
-        listening = await asyncio.get_running_loop().run_in_executor(None, partial(listening_at, host, port, shares_port=door.shares_port))
+        listening = await asyncio.get_running_loop().run_in_executor(
+            None, partial(listening_at, host, port, shares_port=door.shares_port)
+        )
     except BaseException:
         await end_unstarted(server)
         raise

@@ -69,7 +69,9 @@ class RpcBounds:
 
     def fitting(self, descriptors: int) -> Self:
         """These bounds, with no more connections than this process's file descriptors allow, by the number that each takes."""
-        return replace(self, connections_max=connections_max(self.connections_max, limit() // descriptors))
+        return replace(
+            self, connections_max=connections_max(self.connections_max, limit() // descriptors)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,13 @@ class RequestBodies:
                         timer.cancel()
                     self._strangers.left(limit)
         except DecodeError:
-            raise InvalidArgument("the bytes of the call are not a request of this method") from None
+            raise InvalidArgument(
+                "the bytes of the call are not a request of this method"
+            ) from None
         except TimeoutError:
-            raise Overloaded("the request did not arrive in time: show a token or a certificate, or send it again") from None
+            raise Overloaded(
+                "the request did not arrive in time: show a token or a certificate, or send it again"
+            ) from None
         if found is grpc.aio.EOF:
             raise InvalidArgument("the call has no request")
         return found
@@ -141,7 +147,9 @@ def late_unary(handler: Any, serve: Callable[[Any], Awaitable[Any]]) -> Any:
     async def served(_: Any, context: Any) -> Any:
         return await serve(context)
 
-    return grpc.stream_unary_rpc_method_handler(served, handler.request_deserializer, handler.response_serializer)
+    return grpc.stream_unary_rpc_method_handler(
+        served, handler.request_deserializer, handler.response_serializer
+    )
 
 
 def late_stream(handler: Any, serve: Callable[[Any], AsyncIterator[Any]]) -> Any:
@@ -151,14 +159,18 @@ def late_stream(handler: Any, serve: Callable[[Any], AsyncIterator[Any]]) -> Any
         async for each in serve(context):
             yield each
 
-    return grpc.stream_stream_rpc_method_handler(served, handler.request_deserializer, handler.response_serializer)
+    return grpc.stream_stream_rpc_method_handler(
+        served, handler.request_deserializer, handler.response_serializer
+    )
 
 
 _STREAMS_MAX: Final = 1000
 """The most calls under way on one connection."""
 
 
-def rpc_server(door: RpcListener, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+def rpc_server(
+    door: RpcListener, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> grpc.aio.Server:
     """A gRPC server that does not listen yet: give it to `Network.serve`, with the same door."""
     bounds = door.bounds
     options = [
@@ -175,7 +187,9 @@ def rpc_server(door: RpcListener, interceptors: Sequence[grpc.aio.ServerIntercep
         ("grpc.keepalive_timeout_ms", bounds.ping_timeout_ms),
         ("grpc.http2.ping_timeout_ms", bounds.ping_timeout_ms),
     ]
-    return grpc.aio.server(interceptors=interceptors, options=options, maximum_concurrent_rpcs=bounds.calls_max)
+    return grpc.aio.server(
+        interceptors=interceptors, options=options, maximum_concurrent_rpcs=bounds.calls_max
+    )
 
 
 class NameCheck(grpc.aio.ServerInterceptor):
@@ -185,7 +199,9 @@ class NameCheck(grpc.aio.ServerInterceptor):
         self._own = own
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
         metadata = handler_call_details.invocation_metadata or ()
@@ -209,10 +225,16 @@ def _refusing(handler: Any, refusal: QmqError) -> Any:
         await abort(context, refusal, "")
         yield
 
-    return late_stream(handler, refuse_stream) if handler.response_streaming else late_unary(handler, refuse)
+    return (
+        late_stream(handler, refuse_stream)
+        if handler.response_streaming
+        else late_unary(handler, refuse)
+    )
 
 
-def add_unregistered(add: Callable[[Any, Any], None], service: object, server: grpc.aio.Server) -> None:
+def add_unregistered(
+    add: Callable[[Any, Any], None], service: object, server: grpc.aio.Server
+) -> None:
     """Add a service by generated code, without registering its methods with gRPC's core: calls are found by their names.
 
     gRPC's loop keeps a task for each registered method of a server, and waits for all of these tasks again at each call.

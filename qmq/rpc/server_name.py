@@ -41,18 +41,30 @@ class ServerName:
         """Raises ProtocolViolation."""
         parts = text.split("/") if text else ["", "", ""]
         if len(parts) != 3:
-            raise ProtocolViolation("the name of a server is CLUSTER/GROUP/REPLICA; each part may be empty")
+            raise ProtocolViolation(
+                "the name of a server is CLUSTER/GROUP/REPLICA; each part may be empty"
+            )
         return cls(*parts)
 
     def require(self, meant: ServerName) -> None:
         """Raise WrongServer if this server's name contradicts the meant one."""
         if "" not in (self.cluster, meant.cluster) and self.cluster != meant.cluster:
-            raise WrongServer(f"this is {self}, and {meant} is meant: was the cluster replaced or restored? Then restart the client")
-        if any(own and other and own != other for own, other in zip(astuple(self)[1:], astuple(meant)[1:], strict=True)):
-            raise WrongServer(f"this is {self}, and {meant} is meant: the address belongs to another server now, so look it up again")
+            raise WrongServer(
+                f"this is {self}, and {meant} is meant: was the cluster replaced or restored? Then restart the client"
+            )
+        if any(
+            own and other and own != other
+            for own, other in zip(astuple(self)[1:], astuple(meant)[1:], strict=True)
+        ):
+            raise WrongServer(
+                f"this is {self}, and {meant} is meant: the address belongs to another server now, so look it up again"
+            )
 
     def __str__(self) -> str:
-        parts = (f"replica {self.replica}" if self.replica else "a server", self.group and f"of broker group {self.group}")
+        parts = (
+            f"replica {self.replica}" if self.replica else "a server",
+            self.group and f"of broker group {self.group}",
+        )
         return " ".join(filter(None, (*parts, self.cluster and f"of cluster {self.cluster}")))
 
 

@@ -172,5 +172,7 @@ def network_of(address: str) -> str:
     except ValueError:
         return address
     if isinstance(found, ipaddress.IPv6Address):
-        return str(found.ipv4_mapped or ipaddress.IPv6Network((found, 64), strict=False).network_address)
+        return str(
+            found.ipv4_mapped or ipaddress.IPv6Network((found, 64), strict=False).network_address
+        )
     return str(found)

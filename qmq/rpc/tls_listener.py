@@ -87,15 +87,21 @@ class TlsListener(ServerListener):
         self._on_look, self._refused = on_look, refused
         self._bounds, self._alpn = bounds, alpn
         self._takes_plaintext = takes_plaintext
-        self._context = None if credentials is None else (credentials.version, credentials.server_context(alpn))
+        self._context = (
+            None if credentials is None else (credentials.version, credentials.server_context(alpn))
+        )
         self._stays = bounds.strangers is not None
         own = Strangers(StrangerBounds(bounds.handshakes_max), asyncio.get_running_loop().time)
-        self._strangers = own if bounds.strangers is None else bounds.strangers  # one without strangers is false
+        self._strangers = (
+            own if bounds.strangers is None else bounds.strangers
+        )  # one without strangers is false
         self._shaking: set[asyncio.Task[bool]] = set()
         """The handshakes under way."""
         self._pause_s = 0.0
         self._is_paused = False
-        self._tasks = {asyncio.ensure_future(each) for each in (self._look_for_ever(), self._accept_for_ever())}
+        self._tasks = {
+            asyncio.ensure_future(each) for each in (self._look_for_ever(), self._accept_for_ever())
+        }
 
     def close(self) -> None:
         for each in (*self._tasks, *self._shaking):
@@ -120,7 +126,9 @@ class TlsListener(ServerListener):
             try:
                 self._on_look()
             except Exception:
-                log.exception("checking the certificates for changes failed: trying again in %d s", LOOK_S)
+                log.exception(
+                    "checking the certificates for changes failed: trying again in %d s", LOOK_S
+                )
             await asyncio.sleep(LOOK_S)
 
     async def _accept_for_ever(self) -> None:
@@ -128,7 +136,9 @@ class TlsListener(ServerListener):
         while True:
             pause_s, self._pause_s = self._pause_s, 0.0
             self._is_paused = pause_s > 0
-            await asyncio.sleep(pause_s)  # also without a pause: one connection in a round of the loop, so that others have their turn
+            await asyncio.sleep(
+                pause_s
+            )  # also without a pause: one connection in a round of the loop, so that others have their turn
             self._is_paused = False
             try:
                 accepted, address = await loop.sock_accept(self._listening)
@@ -158,15 +168,24 @@ class TlsListener(ServerListener):
         if not self._stays or task.cancelled() or not task.result():
             self._strangers.left(protocol)
 
-    async def _shake_hands(self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol) -> bool:
+    async def _shake_hands(
+        self, accepted: socket.socket, address: str, protocol: asyncio.BaseProtocol
+    ) -> bool:
         """Give a connection to its protocol, after the handshake. False if there is no connection."""
         loop = asyncio.get_running_loop()
         try:
             context = self._present_context()
-            if context is None or (self._takes_plaintext and await self._first_byte(accepted) == _HTTP2):
+            if context is None or (
+                self._takes_plaintext and await self._first_byte(accepted) == _HTTP2
+            ):
                 await loop.connect_accepted_socket(lambda: protocol, accepted)
             else:
-                await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context, ssl_handshake_timeout=self._bounds.handshake_s)
+                await loop.connect_accepted_socket(
+                    lambda: protocol,
+                    accepted,
+                    ssl=context,
+                    ssl_handshake_timeout=self._bounds.handshake_s,
+                )
             return True
         except ssl.SSLError as cause:
             self._refused(address, getattr(cause, "verify_message", "") or cause.reason or "no TLS")
@@ -174,7 +193,9 @@ class TlsListener(ServerListener):
             pass  # the peer has disconnected, or is too slow
         except Exception:
             accepted.close()
-            log.exception("the TLS handshake with %s failed because of an error in this server", address)
+            log.exception(
+                "the TLS handshake with %s failed because of an error in this server", address
+            )
         return False
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
@@ -207,7 +228,9 @@ def listening_at(host: str, port: int, *, shares_port: bool = False) -> socket.s
     """A socket that listens on the first address of a host. Raises OSError if the port is taken, InvalidArgument for no host."""
     bare = host.strip("[]")
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except socket.gaierror as cause:
         raise InvalidArgument(f"{host} is not an address to listen on: {cause}") from cause
     found = socket.socket(family, kind, protocol)

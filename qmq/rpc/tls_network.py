@@ -10,7 +10,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from qmq.process.address import UNIX, is_local, parse
-from qmq.rpc.network import NETWORK, Factory, Network, Refused, RpcPort, ServerListener, TokenNetwork, ignored, open_tcp
+from qmq.rpc.network import (
+    NETWORK,
+    Factory,
+    Network,
+    Refused,
+    RpcPort,
+    ServerListener,
+    TokenNetwork,
+    ignored,
+    open_tcp,
+)
 from qmq.rpc.server_name import NameSource
 from qmq.rpc.tls_listener import HANDSHAKE_S, TlsListener, listening_at
 from qmq.security.principal import TokenSource, no_token
@@ -32,7 +42,9 @@ class ServerNetwork(Network):
     def rpc_descriptors(self, host: str) -> int:
         return 1 if is_local(host) else RELAYED_DESCRIPTORS
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
+    async def serve(
+        self, server: grpc.aio.Server, host: str, port: int, door: RpcListener
+    ) -> RpcPort:
         if is_local(host):
             return await super().serve(server, host, port, door)
         from qmq.rpc.relay import relay
@@ -46,14 +58,20 @@ class TlsNetwork(Network):
     def rpc_descriptors(self, host: str) -> int:
         return 1 if host.startswith(UNIX) else RELAYED_DESCRIPTORS
 
-    def __init__(self, credentials: Credentials, on_look: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, credentials: Credentials, on_look: Callable[[], None] = lambda: None
+    ) -> None:
         self.credentials: Credentials = credentials
         self._on_look = on_look
 
     def with_optional_certificates(self) -> TlsNetwork:
-        return TlsNetwork(Credentials(replace(self.credentials.files, requires_clients=False)), self._on_look)
+        return TlsNetwork(
+            Credentials(replace(self.credentials.files, requires_clients=False)), self._on_look
+        )
 
-    async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
+    async def listen(
+        self, host: str, port: int, factory: Factory, refused: Refused = ignored
+    ) -> ServerListener:
         if host.startswith(UNIX):
             return await super().listen(host, port, factory, refused)
         listening = await asyncio.get_running_loop().run_in_executor(None, listening_at, host, port)
@@ -70,13 +88,17 @@ class TlsNetwork(Network):
             return
         await open_tcp(place, factory, self.credentials.client_context(), HANDSHAKE_S)
 
-    def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
+    def channel(
+        self, address: str, server: NameSource, token: TokenSource = no_token
+    ) -> grpc.aio.Channel:
         from qmq.rpc.channel import RpcChannel
 
         credentials = None if address.startswith(UNIX) else self.credentials
         return RpcChannel(address, server, credentials=credentials, token=token)
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
+    async def serve(
+        self, server: grpc.aio.Server, host: str, port: int, door: RpcListener
+    ) -> RpcPort:
         if host.startswith(UNIX):
             return await super().serve(server, host, port, door)
         from qmq.rpc.relay import relay
@@ -84,7 +106,9 @@ class TlsNetwork(Network):
         return await relay(server, host, port, door, self.credentials, self._on_look)
 
 
-def network_of(tls: Tls | None = None, token: Token = None, environment: Mapping[str, str] | None = None) -> Network:
+def network_of(
+    tls: Tls | None = None, token: Token = None, environment: Mapping[str, str] | None = None
+) -> Network:
     """A network with the given TLS settings and token, or those of the environment (default: this process's). Raises InvalidArgument."""
     tls, source = tls or Tls.from_environment(environment), token_source(token, environment)
     found = NETWORK if tls is None else TlsNetwork(Credentials(tls))

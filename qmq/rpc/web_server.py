@@ -65,7 +65,9 @@ class ServedCertificate:
         try:
             self._context = self._loaded()
         except (OSError, ssl.SSLError) as cause:
-            raise InvalidArgument(f"{cert} and {key} are no certificate with its key: {cause}") from cause
+            raise InvalidArgument(
+                f"{cert} and {key} are no certificate with its key: {cause}"
+            ) from cause
 
     @classmethod
     def of(cls, cert: Path | None, key: Path | None) -> ServedCertificate | None:
@@ -103,7 +105,12 @@ class ServedCertificate:
         try:
             self._context = self._loaded()
         except (OSError, ssl.SSLError) as cause:
-            log.warning("%s and %s changed and cannot be used, the old certificate stays: %s", self._cert, self._key, cause)
+            log.warning(
+                "%s and %s changed and cannot be used, the old certificate stays: %s",
+                self._cert,
+                self._key,
+                cause,
+            )
             return
         self._read = found
         self._version += 1
@@ -145,7 +152,9 @@ class _Connection(H11Protocol):
 class _Divided:
     """Divides an application's places among the owners of the requests under way. `refuse` makes the answer that tells an error."""
 
-    def __init__(self, app: ASGIApp, requests_max: int, refuse: Callable[[QmqError], ASGIApp]) -> None:
+    def __init__(
+        self, app: ASGIApp, requests_max: int, refuse: Callable[[QmqError], ASGIApp]
+    ) -> None:
         self._app, self._refuse = app, refuse
         self._places = SharedPlaces(requests_max)
 
@@ -164,19 +173,26 @@ class _Divided:
         try:
             async with asyncio.timeout(None) as limit:
                 address = (scope.get("client") or ("",))[0]
-                if self._places.take(request, network_of(address), lambda: limit.reschedule(loop.time())):
+                if self._places.take(
+                    request, network_of(address), lambda: limit.reschedule(loop.time())
+                ):
                     await self._app(scope, receive, sent)
                     return
         except TimeoutError:
             if not limit.expired():
                 raise
-            failure = Overloaded(f"{_FULL}, and yours are the most: this one made room for another", outcome=Outcome.UNKNOWN)
+            failure = Overloaded(
+                f"{_FULL}, and yours are the most: this one made room for another",
+                outcome=Outcome.UNKNOWN,
+            )
         finally:
             self._places.leave(request)
         if not has_begun:
             await self._refuse(failure)(scope, receive, send)
             return
-        scope["state"][_STATE].transport.abort()  # so that nobody takes the part for the whole answer
+        scope["state"][
+            _STATE
+        ].transport.abort()  # so that nobody takes the part for the whole answer
         while (await receive())["type"] != "http.disconnect":
             pass
 
@@ -195,9 +211,15 @@ def proven(scope: Scope, principal: str) -> None:
 def attempt(scope: Scope) -> None:
     """Call this before a peer's proof is passed on to another server. Raises QuotaExceeded if the peer's address tries too often."""
     connection = scope.get("state", {}).get(_STATE)
-    owed_s = 0.0 if connection is None else connection.strangers.owes_s((scope.get("client") or ("",))[0])
+    owed_s = (
+        0.0
+        if connection is None
+        else connection.strangers.owes_s((scope.get("client") or ("",))[0])
+    )
     if owed_s:
-        raise QuotaExceeded(f"more than {PROOFS_PER_S} logins a second come from this address: try again in {owed_s:.1f} s")
+        raise QuotaExceeded(
+            f"more than {PROOFS_PER_S} logins a second come from this address: try again in {owed_s:.1f} s"
+        )
 
 
 def plain_refusal(failure: QmqError) -> ASGIApp:
@@ -223,7 +245,9 @@ class WebServer:
         """`port` 0 takes a free one. A certificate turns TLS on. Connections without a whole request are half as many as requests
         under way, and take `strangers_bytes_max` together. `refuse` makes the answer that tells an error.
         """
-        self._strangers = Strangers(StrangerBounds(max(requests_max // 2, 1), strangers_bytes_max), now_s)
+        self._strangers = Strangers(
+            StrangerBounds(max(requests_max // 2, 1), strangers_bytes_max), now_s
+        )
         self._host, self._port = host.strip("[]"), port
         self._server = _QuietServer(
             uvicorn.Config(

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from qmq.errors import InvalidArgument
-from qmq.schemas.field_types import Field, ListOf, MapOf, Scalar, Struct, Type, TypeCount, field_name
+from qmq.schemas.field_types import (
+    Field,
+    ListOf,
+    MapOf,
+    Scalar,
+    Struct,
+    Type,
+    TypeCount,
+    field_name,
+)
 from qmq.text import parse_json
 
 _PLAIN: Final[Mapping[str, Scalar]] = {
@@ -68,7 +77,10 @@ class _AvroNodes:
         if "logicalType" in node:
             found = _LOGICAL.get((kind, str(node["logicalType"])))
             if found is None:
-                raise _refusal(where, f"the logical type {node['logicalType']} has no column type here: use its plain type {kind}")
+                raise _refusal(
+                    where,
+                    f"the logical type {node['logicalType']} has no column type here: use its plain type {kind}",
+                )
             return found, False
         if kind == "record":
             return self._record(node, where, within), False
@@ -79,7 +91,9 @@ class _AvroNodes:
             value, is_value_nullable = self.type_of(node.get("values"), f"{where}{{}}", within)
             return MapOf(value, is_value_nullable), False
         if kind in ("enum", "fixed"):
-            return self._remember(node, where, Scalar.STRING if kind == "enum" else Scalar.BYTES), False
+            return self._remember(
+                node, where, Scalar.STRING if kind == "enum" else Scalar.BYTES
+            ), False
         return self._by_name(kind, where, within), False
 
     def _record(self, node: Mapping[str, Any], where: str, within: tuple[str, ...]) -> Type:
@@ -93,7 +107,11 @@ class _AvroNodes:
             name = field_name(each["name"])
             if any(name == other.name for other in fields):
                 raise _refusal(where, f"two fields have the name {name!r}")
-            kind, is_nullable = self.type_of(each.get("type"), f"{where}.{name}" if where else name, (*within, str(node.get("name"))))
+            kind, is_nullable = self.type_of(
+                each.get("type"),
+                f"{where}.{name}" if where else name,
+                (*within, str(node.get("name"))),
+            )
             fields.append(Field(name, kind, "default" not in each, is_nullable))
         return self._remember(node, where, Struct(tuple(fields)))
 
@@ -117,7 +135,9 @@ class _AvroNodes:
     def _union(self, parts: list[Any], where: str, within: tuple[str, ...]) -> tuple[Type, bool]:
         real = [each for each in parts if each != "null"]
         if len(real) != 1:
-            raise _refusal(where, f"the union has {len(real)} types: a column has one, and null besides")
+            raise _refusal(
+                where, f"the union has {len(real)} types: a column has one, and null besides"
+            )
         kind, is_nullable = self.type_of(real[0], where, within)
         return kind, is_nullable or len(real) < len(parts)
 

@@ -91,9 +91,17 @@ def _avro(versions: Sequence[DeclaredSchema], kind: Any) -> Decode:
     import msgspec
 
     try:
-        parsed = [fastavro.parse_schema(_without_uuid(parse_json(each.text))) for each in versions if each.format is SchemaFormat.AVRO]
-    except Exception as cause:  # fastavro's parser raises anything for what Avro's specification does not have
-        raise InvalidArgument(f"Avro's library cannot read the schema: {reason_of(cause)}") from None
+        parsed = [
+            fastavro.parse_schema(_without_uuid(parse_json(each.text)))
+            for each in versions
+            if each.format is SchemaFormat.AVRO
+        ]
+    except (
+        Exception
+    ) as cause:  # fastavro's parser raises anything for what Avro's specification does not have
+        raise InvalidArgument(
+            f"Avro's library cannot read the schema: {reason_of(cause)}"
+        ) from None
     newest = parsed[-1]
     writers = {_fingerprint(each): each for each in parsed}
     older = [each for fingerprint, each in writers.items() if fingerprint != _fingerprint(newest)]
@@ -127,7 +135,11 @@ def _fingerprint(parsed: Any) -> bytes:
     """As the specification of Avro's single objects has it."""
     import fastavro.schema
 
-    return bytes.fromhex(fastavro.schema.fingerprint(fastavro.schema.to_parsing_canonical_form(parsed), "CRC-64-AVRO"))
+    return bytes.fromhex(
+        fastavro.schema.fingerprint(
+            fastavro.schema.to_parsing_canonical_form(parsed), "CRC-64-AVRO"
+        )
+    )
 
 
 def _without_uuid(node: Any) -> Any:
@@ -135,7 +147,11 @@ def _without_uuid(node: Any) -> Any:
     if isinstance(node, list):
         return [_without_uuid(each) for each in node]
     if isinstance(node, dict):
-        return {name: _without_uuid(each) for name, each in node.items() if not (name == "logicalType" and each == "uuid")}
+        return {
+            name: _without_uuid(each)
+            for name, each in node.items()
+            if not (name == "logicalType" and each == "uuid")
+        }
     return node
 
 

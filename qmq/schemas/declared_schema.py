@@ -50,7 +50,11 @@ def require(subject: str, old: DeclaredSchema, new: DeclaredSchema) -> None:
         reader, writer = (new, old) if is_backward else (old, new)
         wrong = list(_unreadable(struct_of(reader), struct_of(writer), "", is_backward))
         if wrong:
-            who = f"bodies of version {old.version} cannot be read by" if is_backward else f"readers of version {old.version} cannot read"
+            who = (
+                f"bodies of version {old.version} cannot be read by"
+                if is_backward
+                else f"readers of version {old.version} cannot read"
+            )
             raise IncompatibleSchema(
                 f"{who} the new schema of {subject!r} ({direction} compatibility): {'; '.join(wrong)}; "
                 "or set it with --compatibility none; then such bodies cannot be read"
@@ -63,7 +67,11 @@ def _unreadable(reader: Struct, writer: Struct, where: str, is_backward: bool) -
         written = writer.find(field.name)
         if written is None:
             if field.is_required:
-                is_now = "new and required: make it optional" if is_backward else "required before and gone: keep it"
+                is_now = (
+                    "new and required: make it optional"
+                    if is_backward
+                    else "required before and gone: keep it"
+                )
                 yield f"field {path!r} is {is_now}"
             continue
         yield from _unfit(field, written, path, is_backward)
@@ -81,15 +89,31 @@ def _unfit_type(reader: Type, writer: Type, path: str, is_backward: bool) -> Ite
     if isinstance(reader, Struct) and isinstance(writer, Struct):
         yield from _unreadable(reader, writer, f"{path}.", is_backward)
     elif isinstance(reader, ListOf) and isinstance(writer, ListOf):
-        yield from _unfit_items(reader.item, writer.item, reader.is_item_nullable, writer.is_item_nullable, f"{path}[]", is_backward)
+        yield from _unfit_items(
+            reader.item,
+            writer.item,
+            reader.is_item_nullable,
+            writer.is_item_nullable,
+            f"{path}[]",
+            is_backward,
+        )
     elif isinstance(reader, MapOf) and isinstance(writer, MapOf):
-        yield from _unfit_items(reader.value, writer.value, reader.is_value_nullable, writer.is_value_nullable, f"{path}{{}}", is_backward)
+        yield from _unfit_items(
+            reader.value,
+            writer.value,
+            reader.is_value_nullable,
+            writer.is_value_nullable,
+            f"{path}{{}}",
+            is_backward,
+        )
     elif reader != writer and not (isinstance(reader, Scalar) and (writer, reader) in WIDER):
         old, new = (writer, reader) if is_backward else (reader, writer)
         yield f"field {path!r} changes from {spoken(old)} to {spoken(new)}: give the field another name"
 
 
-def _unfit_items(reader: Type, writer: Type, takes_null: bool, has_null: bool, path: str, is_backward: bool) -> Iterator[str]:
+def _unfit_items(
+    reader: Type, writer: Type, takes_null: bool, has_null: bool, path: str, is_backward: bool
+) -> Iterator[str]:
     if has_null and not takes_null:
         yield f"items of {path!r} {'are no longer nullable' if is_backward else 'become nullable'}: leave that as it was"
     yield from _unfit_type(reader, writer, path, is_backward)

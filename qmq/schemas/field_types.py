@@ -102,7 +102,9 @@ class TypeCount:
 def field_name(name: str) -> str:
     """The name, if it can name a column and a field of JSON. Raises InvalidArgument."""
     if not name or not name.isprintable() or "\\" in name or '"' in name:
-        raise InvalidArgument(f"{name[:100]!r} cannot be a field's name: give one without quotes, backslashes and control characters")
+        raise InvalidArgument(
+            f"{name[:100]!r} cannot be a field's name: give one without quotes, backslashes and control characters"
+        )
     return name
 
 

@@ -21,7 +21,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from qmq.errors import InvalidArgument
-from qmq.schemas.field_types import Field, ListOf, MapOf, Scalar, Struct, Type, TypeCount, field_name
+from qmq.schemas.field_types import (
+    Field,
+    ListOf,
+    MapOf,
+    Scalar,
+    Struct,
+    Type,
+    TypeCount,
+    field_name,
+)
 from qmq.text import parse_json
 
 _PLAIN: Final[Mapping[tuple[str, str], Scalar]] = {
@@ -34,7 +43,13 @@ _PLAIN: Final[Mapping[tuple[str, str], Scalar]] = {
     ("string", "date"): Scalar.DATE,
     ("string", ""): Scalar.STRING,
 }
-_JSON_TYPES: Final = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+_JSON_TYPES: Final = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    type(None): "null",
+}
 _NOTES: Final = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 
 
@@ -48,7 +63,9 @@ def parse(text: str) -> Struct:
         raise InvalidArgument("a JSON Schema is an object with type object and properties")
     kind, is_nullable = _SchemaNodes(document).type_of(document, "", ())
     if not isinstance(kind, Struct) or is_nullable:
-        raise InvalidArgument("a subject's schema describes an object with properties: its fields become columns")
+        raise InvalidArgument(
+            "a subject's schema describes an object with properties: its fields become columns"
+        )
     return kind
 
 
@@ -72,7 +89,9 @@ class _SchemaNodes:
                 return self._one_of(node[word], word, where, within)
         kinds, is_nullable = _types(node, where)
         if len(kinds) != 1:
-            raise _refusal(where, f"it has the types {', '.join(sorted(kinds)) or 'null'}: a column has one")
+            raise _refusal(
+                where, f"it has the types {', '.join(sorted(kinds)) or 'null'}: a column has one"
+            )
         (kind,) = kinds
         if kind == "array":
             item, is_item_nullable = self.type_of(node.get("items"), f"{where}[]", within)
@@ -97,28 +116,42 @@ class _SchemaNodes:
                 fields.append(Field(field_name(name), kind, name in required, is_nullable))
             return Struct(tuple(fields))
         if isinstance(node.get("additionalProperties"), dict):
-            value, is_value_nullable = self.type_of(node["additionalProperties"], f"{where}{{}}", within)
+            value, is_value_nullable = self.type_of(
+                node["additionalProperties"], f"{where}{{}}", within
+            )
             return MapOf(value, is_value_nullable)
         raise _refusal(where, "an object needs properties, or additionalProperties with a type")
 
     def _referred(self, reference: Any, where: str, within: tuple[str, ...]) -> tuple[Type, bool]:
         if not isinstance(reference, str) or not reference.startswith("#"):
-            raise _refusal(where, f"$ref {reference!r} is not within the schema: copy it into $defs")
+            raise _refusal(
+                where, f"$ref {reference!r} is not within the schema: copy it into $defs"
+            )
         if reference in within:
             raise _refusal(where, f"it contains itself by $ref {reference}: a column cannot")
         found: Any = self.document
         for part in reference.removeprefix("#").split("/")[1:]:
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+            found = (
+                found.get(part.replace("~1", "/").replace("~0", "~"))
+                if isinstance(found, dict)
+                else None
+            )
         if found is None:
             raise _refusal(where, f"$ref {reference} leads nowhere")
         return self.type_of(found, where, (*within, reference))
 
-    def _one_of(self, parts: Any, word: str, where: str, within: tuple[str, ...]) -> tuple[Type, bool]:
+    def _one_of(
+        self, parts: Any, word: str, where: str, within: tuple[str, ...]
+    ) -> tuple[Type, bool]:
         if not isinstance(parts, list):
             raise _refusal(where, f"{word} is not a list")
-        real = [each for each in parts if not (isinstance(each, dict) and each.get("type") == "null")]
+        real = [
+            each for each in parts if not (isinstance(each, dict) and each.get("type") == "null")
+        ]
         if len(real) != 1:
-            raise _refusal(where, f"{word} has {len(real)} types: a column has one, and null besides")
+            raise _refusal(
+                where, f"{word} has {len(real)} types: a column has one, and null besides"
+            )
         kind, is_nullable = self.type_of(real[0], where, within)
         return kind, is_nullable or len(real) < len(parts)
 

@@ -39,7 +39,11 @@ class SchemaCheck(BaseInterceptor):
                 try:
                     decode(body)
                 except Exception as failure:
-                    which = f"message {place} of {outgoing.count}" if outgoing.is_batch else "the message"
+                    which = (
+                        f"message {place} of {outgoing.count}"
+                        if outgoing.is_batch
+                        else "the message"
+                    )
                     raise SchemaMismatch(
                         f"{which} does not fit version {self._newest[outgoing.subject]} of the schema of {outgoing.subject!r} and was not "
                         f"sent: {reason_of(failure)}"

@@ -21,10 +21,26 @@ from typing import Final, NamedTuple, Protocol
 
 from qmq.errors import AccessDenied, NotAuthenticated, Unavailable
 from qmq.model import SubjectConfig
-from qmq.security.access_rules import AccessMode, AccessRule, Decision, Need, Operation, ResourceKind, RuleBook, decide, on_cluster
+from qmq.security.access_rules import (
+    AccessMode,
+    AccessRule,
+    Decision,
+    Need,
+    Operation,
+    ResourceKind,
+    RuleBook,
+    decide,
+    on_cluster,
+)
 from qmq.security.audit import AuditLog
 from qmq.security.principal import ANONYMOUS, CertificateNames, Principal, PrincipalRule, local_user
-from qmq.security.quotas import CreatedSubjects, Quota, nearest, nearest_namespaces, nearest_of_subject
+from qmq.security.quotas import (
+    CreatedSubjects,
+    Quota,
+    nearest,
+    nearest_namespaces,
+    nearest_of_subject,
+)
 from qmq.security.tokens import TokenRecord, check_token, id_of
 
 
@@ -143,7 +159,9 @@ class OpenAccess:
     is_stale = False
     version = 0
 
-    def identify(self, names: CertificateNames | None, token: str, address: str, uid: int | None = None) -> Caller:
+    def identify(
+        self, names: CertificateNames | None, token: str, address: str, uid: int | None = None
+    ) -> Caller:
         return Caller(address=address)
 
     def renew(self, caller: Caller, token: str) -> Caller:
@@ -246,7 +264,9 @@ class AccessControl(OpenAccess):
 
     # --- who -----------------------------------------------------------------------------------------------------------
 
-    def identify(self, names: CertificateNames | None, token: str, address: str, uid: int | None = None) -> Caller:
+    def identify(
+        self, names: CertificateNames | None, token: str, address: str, uid: int | None = None
+    ) -> Caller:
         """Identify a peer by its token, or else by its certificate, or else by its user on this machine.
 
         Raises NotAuthenticated for an invalid token.
@@ -256,13 +276,20 @@ class AccessControl(OpenAccess):
                 return self._by_token(token, address)
             except NotAuthenticated as failure:
                 self.audit.refuse(
-                    principal=str(ANONYMOUS), how="token", address=address, action="login", on=id_of(token), error=failure.message
+                    principal=str(ANONYMOUS),
+                    how="token",
+                    address=address,
+                    action="login",
+                    on=id_of(token),
+                    error=failure.message,
                 )
                 raise
         principal = self.config.rule.principal(names) if names is not None else None
         if principal is not None:
             return Caller(principal, "certificate", address)
-        return Caller(address=address) if uid is None else Caller(local_user(uid), "socket", address)
+        return (
+            Caller(address=address) if uid is None else Caller(local_user(uid), "socket", address)
+        )
 
     def _by_token(self, token: str, address: str) -> Caller:
         own = self._source.access.server_token
@@ -272,7 +299,9 @@ class AccessControl(OpenAccess):
         if token_id or self._verify is None:
             record = self._source.access.tokens.get(token_id)
             principal = check_token(token, record, self._now_ms())
-            return Caller(principal, "token", address, token_id, record.ends_ms if record is not None else 0)
+            return Caller(
+                principal, "token", address, token_id, record.ends_ms if record is not None else 0
+            )
         principal, ends_ms = self._verify(token)
         return Caller(principal, "jwt", address, "", ends_ms)
 
@@ -309,7 +338,9 @@ class AccessControl(OpenAccess):
             return None
         known = self._known_quotas()
         if principal not in known:
-            known[principal] = nearest(state.quotas.values(), principal, state.book.roles_of(principal))
+            known[principal] = nearest(
+                state.quotas.values(), principal, state.book.roles_of(principal)
+            )
         return known[principal]
 
     def subject_quota(self, subject: str) -> Quota | None:
@@ -344,7 +375,11 @@ class AccessControl(OpenAccess):
         if self._created_at != self._source.revision:
             self._created, self._created_at = {}, self._source.revision
         if config.created_by not in self._created:
-            names = frozenset(each.name for each in self._source.subjects() if each.created_by == config.created_by)
+            names = frozenset(
+                each.name
+                for each in self._source.subjects()
+                if each.created_by == config.created_by
+            )
             self._created[config.created_by] = CreatedSubjects(config.created_by, quota, names)
         return self._created[config.created_by]
 
@@ -369,7 +404,12 @@ class AccessControl(OpenAccess):
     def require_replica(self, caller: Caller) -> None:
         """Only a server may act as a replica: neither a rule nor `--admins` allows it. Raises AccessDenied."""
         if self.is_on and not caller.principal.is_server:
-            self._refuse(caller, "REPLICA_HELLO", on_cluster(Operation.REPLICATE), Decision(False, by="no rule makes a server"))
+            self._refuse(
+                caller,
+                "REPLICA_HELLO",
+                on_cluster(Operation.REPLICATE),
+                Decision(False, by="no rule makes a server"),
+            )
 
     def require_server(self, caller: Caller, action: str, names: CertificateNames | None) -> None:
         """Only a server may do this: no rule grants it. Raises AccessDenied.
@@ -377,7 +417,11 @@ class AccessControl(OpenAccess):
         `names` are those of the peer's certificate, None without TLS. With TLS the certificate must be a server's, in
         every mode. A peer whose certificate has no role must also have the servers' token.
         """
-        if names is not None and not names.is_of_server and (not names.is_of_nobody or caller.how != _OWN_TOKEN):
+        if (
+            names is not None
+            and not names.is_of_server
+            and (not names.is_of_nobody or caller.how != _OWN_TOKEN)
+        ):
             why = f"{action} is for servers, and {caller.principal} shows no server's certificate: `qmq cert server` makes one"
             self.refused(caller, action, "cluster", why)
             raise AccessDenied(why)
@@ -387,7 +431,13 @@ class AccessControl(OpenAccess):
     def refused(self, caller: Caller, action: str, on: str, why: str = "") -> None:
         """Record a refusal that is not the decision of a rule."""
         self.audit.refuse(
-            principal=str(caller.principal), how=caller.how, address=caller.address, action=action, on=on, error=why, request=caller.request
+            principal=str(caller.principal),
+            how=caller.how,
+            address=caller.address,
+            action=action,
+            on=on,
+            error=why,
+            request=caller.request,
         )
 
     def decide(self, principal: Principal, need: Need) -> Decision:
@@ -398,12 +448,18 @@ class AccessControl(OpenAccess):
             return Decision(True, by="--admins")
         state = self._source.access
         if self._source.revision == 0:
-            raise Unavailable("the rules are not known yet: the coordination store has not answered")
+            raise Unavailable(
+                "the rules are not known yet: the coordination store has not answered"
+            )
         if state.unreadable:
             return Decision(False, by=f"unreadable: {min(state.unreadable)}")
         if self.is_stale:
             return Decision(False, by="the coordination store is away")
-        if need.operation is Operation.PRODUCE and need.name and need.name == self.config.audit_subject:
+        if (
+            need.operation is Operation.PRODUCE
+            and need.name
+            and need.name == self.config.audit_subject
+        ):
             return Decision(False, by="only servers write the audit log")
         if self._decided_at != state.version or len(self._decided) > DECISIONS_MAX:
             self._decided, self._rules, self._decided_at = {}, {}, state.version
@@ -438,8 +494,15 @@ class AccessControl(OpenAccess):
         """A hint for a namespace's administrator who lists the rules, tokens or quotas of the whole cluster."""
         if action not in _LISTS:
             return ""
-        own = (each for each in self._rules_for(caller.principal) if each.kind is ResourceKind.NAMESPACE and not each.is_deny)
-        return "".join(f"; `--namespace {prefix}` lists what is below it" for prefix in sorted({each.pattern for each in own})[:1])
+        own = (
+            each
+            for each in self._rules_for(caller.principal)
+            if each.kind is ResourceKind.NAMESPACE and not each.is_deny
+        )
+        return "".join(
+            f"; `--namespace {prefix}` lists what is below it"
+            for prefix in sorted({each.pattern for each in own})[:1]
+        )
 
     def _why(self, caller: Caller, need: Need, decision: Decision) -> str:
         state = self._source.access
@@ -454,5 +517,9 @@ class AccessControl(OpenAccess):
         if caller.principal == ANONYMOUS:
             return f"an unknown caller may not {need}: show a certificate (QMQ_TLS_CERT, QMQ_TLS_KEY) or a token (QMQ_TOKEN_FILE)"
         command = f"qmq acl allow {caller.principal} {need.operation.value} {need.kind.value} {need.name}".rstrip()
-        implied = "; a rule for any other operation on it allows that, too" if need.operation is Operation.DESCRIBE else ""
+        implied = (
+            "; a rule for any other operation on it allows that, too"
+            if need.operation is Operation.DESCRIBE
+            else ""
+        )
         return f"{caller.principal} may not {need}: no rule allows it (`{command}`{implied})"

@@ -114,7 +114,11 @@ def on_cluster(operation: Operation) -> Need:
 
 def on_namespace(prefix: str) -> Need:
     """The need to administer all names with the prefix; without a prefix, the cluster."""
-    return Need(Operation.ADMINISTER, ResourceKind.NAMESPACE, prefix) if prefix else on_cluster(Operation.ADMINISTER)
+    return (
+        Need(Operation.ADMINISTER, ResourceKind.NAMESPACE, prefix)
+        if prefix
+        else on_cluster(Operation.ADMINISTER)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,9 @@ class AccessRule:
         else:
             check_pattern(self.kind.value, self.pattern)
         if Operation.REPLICATE in self.operations:
-            raise InvalidArgument("a rule cannot make a principal a server: a certificate does (`qmq cert server`)")
+            raise InvalidArgument(
+                "a rule cannot make a principal a server: a certificate does (`qmq cert server`)"
+            )
         if self.kind is ResourceKind.CLUSTER and self.pattern != EVERY:
             raise InvalidArgument("there is one cluster: leave its name out")
         return self
@@ -156,7 +162,9 @@ class AccessRule:
         if self.operations and need.operation not in self.operations:
             return False
         if need.kind is ResourceKind.NAMESPACE:
-            return self.kind is ResourceKind.CLUSTER or (self.kind is need.kind and self._overlaps(need.name))
+            return self.kind is ResourceKind.CLUSTER or (
+                self.kind is need.kind and self._overlaps(need.name)
+            )
         return need.kind is self.kind and matches(self.pattern, need.name)
 
     def _overlaps(self, prefix: str) -> bool:
@@ -166,11 +174,17 @@ class AccessRule:
     @property
     def need(self) -> Need:
         """The need of a change to this rule."""
-        return on_namespace("" if self.kind is ResourceKind.CLUSTER else self.pattern.removesuffix(EVERY))
+        return on_namespace(
+            "" if self.kind is ResourceKind.CLUSTER else self.pattern.removesuffix(EVERY)
+        )
 
     def __str__(self) -> str:
         operations = ",".join(sorted(each.value for each in self.operations)) or EVERY
-        where = self.kind.value if self.kind is ResourceKind.CLUSTER else f"{self.kind.value} {self.pattern}"
+        where = (
+            self.kind.value
+            if self.kind is ResourceKind.CLUSTER
+            else f"{self.kind.value} {self.pattern}"
+        )
         return f"{self.id}: {'deny' if self.is_deny else 'allow'} {self.principal} {operations} {where}"
 
 
@@ -183,7 +197,9 @@ def check_pattern(kind: str, pattern: str) -> None:
     """Raises InvalidArgument, InvalidName."""
     prefix = pattern[:-1] if pattern.endswith(EVERY) else pattern
     if EVERY in prefix or not pattern or len(pattern) > PATTERN_CHARS_MAX:
-        raise InvalidArgument(f"a {kind} is a name, a prefix before one '*', or '*', not {pattern!r}")
+        raise InvalidArgument(
+            f"a {kind} is a name, a prefix before one '*', or '*', not {pattern!r}"
+        )
     if prefix:
         try:
             check_name(kind, prefix)
@@ -200,7 +216,9 @@ def check_principal_pattern(text: str) -> None:
         return
     kind, separator, name = text.partition(":")
     if not separator or kind not in KINDS:
-        raise InvalidArgument(f"a rule is for KIND:NAME with a kind of {', '.join(KINDS)}, for role:NAME, or for '*', not {text!r}")
+        raise InvalidArgument(
+            f"a rule is for KIND:NAME with a kind of {', '.join(KINDS)}, for role:NAME, or for '*', not {text!r}"
+        )
     check_pattern("principal", name)
 
 
@@ -226,7 +244,11 @@ class RuleBook:
     def rules_for(self, principal: Principal) -> list[AccessRule]:
         """The rules for a principal: by name, by pattern or by role."""
         text, roles = str(principal), {ROLE + each for each in self.roles_of(principal)}
-        return [each for each in self.rules.values() if each.principal in roles or matches(each.principal, text)]
+        return [
+            each
+            for each in self.rules.values()
+            if each.principal in roles or matches(each.principal, text)
+        ]
 
     def decide(self, principal: Principal, need: Need) -> Decision:
         if principal.is_server:
@@ -249,4 +271,8 @@ def decide(rules: Iterable[AccessRule], need: Need) -> Decision:
 
 
 def _lets_describe(rule: AccessRule, need: Need) -> bool:
-    return need.operation is Operation.DESCRIBE and rule.kind is need.kind and matches(rule.pattern, need.name)
+    return (
+        need.operation is Operation.DESCRIBE
+        and rule.kind is need.kind
+        and matches(rule.pattern, need.name)
+    )

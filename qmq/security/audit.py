@@ -69,22 +69,60 @@ class AuditLog:
         sink: Callable[[str], None] | None = None,
     ) -> None:
         """`sink` is called with each record, and must not block."""
-        self._now_ms, self._monotonic_s, self._logger, self._sink = now_ms, monotonic_s, logger, sink
+        self._now_ms, self._monotonic_s, self._logger, self._sink = (
+            now_ms,
+            monotonic_s,
+            logger,
+            sink,
+        )
         self._refused: OrderedDict[tuple[str, ...], tuple[float, int]] = OrderedDict()
         """By refusal: when it was last written, and how many equal refusals were left out since."""
         self.refusals = 0
         """The number of refusals, including those left out."""
 
-    def write(self, *, principal: str, how: str, address: str, action: str, on: str, result: str, **more: object) -> None:
+    def write(
+        self,
+        *,
+        principal: str,
+        how: str,
+        address: str,
+        action: str,
+        on: str,
+        result: str,
+        **more: object,
+    ) -> None:
         at = time_of(self._now_ms()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        record = {"at": at, "principal": principal, "how": how, "from": address, "action": action, "on": on, "result": result, **more}
-        clean = {name: visible(value)[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in record.items() if value}
+        record = {
+            "at": at,
+            "principal": principal,
+            "how": how,
+            "from": address,
+            "action": action,
+            "on": on,
+            "result": result,
+            **more,
+        }
+        clean = {
+            name: visible(value)[:TEXT_CHARS_MAX] if isinstance(value, str) else value
+            for name, value in record.items()
+            if value
+        }
         text = json.dumps(clean)
         self._logger.log(logging.WARNING if result == "denied" else logging.INFO, "%s", text)
         if self._sink is not None:
             self._sink(text)
 
-    def refuse(self, *, principal: str, how: str, address: str, action: str, on: str, result: str = "denied", **more: object) -> None:
+    def refuse(
+        self,
+        *,
+        principal: str,
+        how: str,
+        address: str,
+        action: str,
+        on: str,
+        result: str = "denied",
+        **more: object,
+    ) -> None:
         """Record a refusal. Repeated refusals are counted, and written at most once in `REPEAT_S`."""
         self.refusals += 1
         what, now_s = (principal, action, on, result), self._monotonic_s()
@@ -96,4 +134,13 @@ class AuditLog:
         self._refused.move_to_end(what)
         if len(self._refused) > REMEMBERED_MAX:
             self._refused.popitem(last=False)
-        self.write(principal=principal, how=how, address=address, action=action, on=on, result=result, repeated=left_out, **more)
+        self.write(
+            principal=principal,
+            how=how,
+            address=address,
+            action=action,
+            on=on,
+            result=result,
+            repeated=left_out,
+            **more,
+        )

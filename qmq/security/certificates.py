@@ -67,7 +67,9 @@ class Issued(NamedTuple):
 def create_authority(folder: Path, *, now: datetime | None = None, days: int = CA_DAYS) -> Issued:
     """Make an authority. Raises InvalidArgument if the folder has one: a new authority would make its certificates worthless."""
     if _key_path(folder, CA).exists():
-        raise InvalidArgument(f"{folder} has an authority already: issue certificates with it, or choose another folder")
+        raise InvalidArgument(
+            f"{folder} has an authority already: issue certificates with it, or choose another folder"
+        )
     make_private(folder)
     now = now or datetime.now(UTC)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -84,7 +86,9 @@ def create_authority(folder: Path, *, now: datetime | None = None, days: int = C
         decipher_only=False,
     )
     builder = _builder(name, name, key, now, days)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(usage, critical=True)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    ).add_extension(usage, critical=True)
     return _write(folder, CA, builder.sign(key, hashes.SHA256()), key)
 
 
@@ -121,12 +125,19 @@ def issue(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     names = [x509.UniformResourceIdentifier(f"spiffe://{DOMAIN}/{kind}/{name}"), *map(_host, hosts)]
-    usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts and kind in SERVERS else [])]
+    usages = [
+        ExtendedKeyUsageOID.CLIENT_AUTH,
+        *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts and kind in SERVERS else []),
+    ]
     builder = _builder(subject, ca.subject, key, now, days)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-    builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+    )
     if place is None:
         return _write(folder, name, builder.sign(ca_key, hashes.SHA256()), key)
     make_private(place.cert.parent)
@@ -144,10 +155,23 @@ def ends_at(pem: bytes) -> datetime:
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, days: int) -> x509.CertificateBuilder:
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - EARLIER).not_valid_after(now + timedelta(days=days))
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, days: int
+) -> x509.CertificateBuilder:
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+    )
+    builder = (
+        builder.serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + timedelta(days=days))
+    )
+    return builder.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+    )
 
 
 def _host(text: str) -> x509.GeneralName:
@@ -156,7 +180,9 @@ def _host(text: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(bare))
     except ValueError:
         if not _DNS_NAME.fullmatch(bare):
-            raise InvalidArgument(f"{text!r} is neither a host name nor an address: write broker0.example.com or 10.0.0.1") from None
+            raise InvalidArgument(
+                f"{text!r} is neither a host name nor an address: write broker0.example.com or 10.0.0.1"
+            ) from None
         return x509.DNSName(bare)
 
 
@@ -165,9 +191,13 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         cert = x509.load_pem_x509_certificate(_cert_path(folder, CA).read_bytes())
         key = serialization.load_pem_private_key(_key_path(folder, CA).read_bytes(), None)
     except (OSError, ValueError) as cause:
-        raise InvalidArgument(f"{folder} has no authority that can be used ({cause}): `qmq cert ca` makes one") from cause
+        raise InvalidArgument(
+            f"{folder} has no authority that can be used ({cause}): `qmq cert ca` makes one"
+        ) from cause
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InvalidArgument(f"{folder} has an authority of another kind: use its own tools to sign")
+        raise InvalidArgument(
+            f"{folder} has an authority of another kind: use its own tools to sign"
+        )
     return cert, key
 
 
@@ -179,12 +209,18 @@ def _key_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.key"
 
 
-def _write(folder: Path, name: str, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
+def _write(
+    folder: Path, name: str, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> Issued:
     return _write_to(_cert_path(folder, name), _key_path(folder, name), cert, key)
 
 
-def _write_to(cert_path: Path, key_path: Path, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+def _write_to(
+    cert_path: Path, key_path: Path, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> Issued:
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     _replace(key_path, secret, 0o600)
     _replace(cert_path, cert.public_bytes(serialization.Encoding.PEM), 0o644)
     return Issued(cert_path, key_path, cert.not_valid_after_utc)
@@ -230,22 +266,36 @@ def member_of(kind: str, text: str) -> CertificateHolder:
 
 
 def make_certificates(
-    folder: Path, members: Sequence[CertificateHolder], *, renews: bool = False, now: datetime | None = None, days: int = DAYS
+    folder: Path,
+    members: Sequence[CertificateHolder],
+    *,
+    renews: bool = False,
+    now: datetime | None = None,
+    days: int = DAYS,
 ) -> list[Issued]:
     """Make the missing certificates; with `renews`, make all certificates again, with the existing authorities. Returns the new ones.
 
     Raises InvalidArgument, InvalidName.
     """
     if not members:
-        raise InvalidArgument("name at least one member: --meta NAME=HOST, --node NAME=HOST, --etcd NAME=HOST, --op NAME or --app NAME")
+        raise InvalidArgument(
+            "name at least one member: --meta NAME=HOST, --node NAME=HOST, --etcd NAME=HOST, --op NAME or --app NAME"
+        )
     made = []
     for asked in _papers(members):
         authority = folder / ("etcd-authority" if asked.by_etcd else "authority")
         if not has_authority(authority):
             made.append(create_authority(authority, now=now))
-        place = _place(folder / "members" / check_name("certificate", asked.folder), "etcd-" if asked.is_second else "")
+        place = _place(
+            folder / "members" / check_name("certificate", asked.folder),
+            "etcd-" if asked.is_second else "",
+        )
         if renews or not place.cert.exists():
-            made.append(issue(authority, asked.name, asked.kind, asked.hosts, now=now, days=days, place=place))
+            made.append(
+                issue(
+                    authority, asked.name, asked.kind, asked.hosts, now=now, days=days, place=place
+                )
+            )
     return made
 
 
@@ -265,9 +315,15 @@ class _Paper:
 def _papers(members: Sequence[CertificateHolder]) -> list[_Paper]:
     has_etcd = any(each.kind == ETCD for each in members)
     papers = [_Paper(ETCD_ROOT_MEMBER, True, True, ETCD_ROOT, "op")] if has_etcd else []
-    twice = [name for name, count in Counter([*(each.name for each in members), ETCD_ROOT_MEMBER]).items() if count > 1]
+    twice = [
+        name
+        for name, count in Counter([*(each.name for each in members), ETCD_ROOT_MEMBER]).items()
+        if count > 1
+    ]
     if twice:
-        raise InvalidArgument(f"{', '.join(twice)}: each member needs its own name, and {ETCD_ROOT_MEMBER} is taken")
+        raise InvalidArgument(
+            f"{', '.join(twice)}: each member needs its own name, and {ETCD_ROOT_MEMBER} is taken"
+        )
     for each in members:
         if each.kind == ETCD:
             papers.append(_Paper(each.name, True, False, ETCD_MEMBER_USER, "node", each.hosts))

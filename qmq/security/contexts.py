@@ -59,7 +59,9 @@ class ContextFile:
     def path(self) -> Path:
         """Raises InvalidArgument without a folder for it."""
         if self._path is None:
-            raise InvalidArgument("this user has no home folder for contexts: set HOME or XDG_CONFIG_HOME")
+            raise InvalidArgument(
+                "this user has no home folder for contexts: set HOME or XDG_CONFIG_HOME"
+            )
         return self._path
 
     @classmethod
@@ -76,12 +78,16 @@ class ContextFile:
             if self.path.stat().st_mode & 0o077:
                 raise InvalidArgument(f"others may read {self.path}: chmod 600 {self.path}")
             found = parse_json(self.path.read_bytes())
-            contexts = {name: ClusterContext(name, **values) for name, values in found["contexts"].items()}
+            contexts = {
+                name: ClusterContext(name, **values) for name, values in found["contexts"].items()
+            }
             return found["current"], contexts
         except FileNotFoundError:
             return "", {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
-            raise InvalidArgument(f"{self.path} cannot be used ({cause}): move it away, and `qmq context add` writes a new one") from cause
+            raise InvalidArgument(
+                f"{self.path} cannot be used ({cause}): move it away, and `qmq context add` writes a new one"
+            ) from cause
 
     def add(self, context: ClusterContext) -> None:
         """Store a context, and replace the one of the same name. The first context becomes the current one."""
@@ -97,18 +103,26 @@ class ContextFile:
     def remove(self, name: str) -> None:
         current, contexts = self.load()
         self._known(name, contexts)
-        self._save("" if current == name else current, {key: each for key, each in contexts.items() if key != name})
+        self._save(
+            "" if current == name else current,
+            {key: each for key, each in contexts.items() if key != name},
+        )
 
     def find(self, name: str) -> ClusterContext:
         return self._known(name, self.load()[1])
 
     def _known(self, name: str, contexts: Mapping[str, ClusterContext]) -> ClusterContext:
         if name not in contexts:
-            raise InvalidArgument(f"there is no context {name!r}: `qmq context list` shows {', '.join(sorted(contexts)) or 'none'}")
+            raise InvalidArgument(
+                f"there is no context {name!r}: `qmq context list` shows {', '.join(sorted(contexts)) or 'none'}"
+            )
         return contexts[name]
 
     def _save(self, current: str, contexts: Mapping[str, ClusterContext]) -> None:
-        values = {name: {key: value for key, value in asdict(each).items() if value and key != "name"} for name, each in contexts.items()}
+        values = {
+            name: {key: value for key, value in asdict(each).items() if value and key != "name"}
+            for name, each in contexts.items()
+        }
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         beside = self.path.with_name(self.path.name + ".new")
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -121,7 +135,9 @@ def default_server(environment: Mapping[str, str] = os.environ) -> str:
     return environment_of(environment).get(SERVER_VARIABLE) or "localhost:20880"
 
 
-def environment_of(environment: Mapping[str, str] = os.environ, *, uses_current: bool = False) -> dict[str, str]:
+def environment_of(
+    environment: Mapping[str, str] = os.environ, *, uses_current: bool = False
+) -> dict[str, str]:
     """The environment with the context's variables. `uses_current`: use the current context if none is named. Raises InvalidArgument."""
     name, file = environment.get(CONTEXT_VARIABLE, ""), ContextFile.of_user(environment)
     if not name and uses_current:
@@ -129,8 +145,12 @@ def environment_of(environment: Mapping[str, str] = os.environ, *, uses_current:
     if not name:
         return dict(environment)
     variables = file.find(name).variables()
-    if any(each in environment for each in ("QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY")):  # files of one kind are set together
-        variables = {key: value for key, value in variables.items() if not key.startswith("QMQ_TLS_")}
+    if any(
+        each in environment for each in ("QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY")
+    ):  # files of one kind are set together
+        variables = {
+            key: value for key, value in variables.items() if not key.startswith("QMQ_TLS_")
+        }
     if "QMQ_TOKEN" in environment:
         variables.pop("QMQ_TOKEN_FILE", None)
     return {**variables, **environment}

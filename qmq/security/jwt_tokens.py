@@ -40,7 +40,17 @@ ASK_AGAIN_S: Final = 10.0
 FETCH_S: Final = 5.0
 KEYS_BYTES_MAX: Final = 1 << 20
 CHOSEN_CLAIMS: Final = frozenset(
-    {"name", "given_name", "family_name", "middle_name", "nickname", "preferred_username", "profile", "website", "email"}
+    {
+        "name",
+        "given_name",
+        "family_name",
+        "middle_name",
+        "nickname",
+        "preferred_username",
+        "profile",
+        "website",
+        "email",
+    }
 )
 
 _INVALID: Final = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
@@ -78,7 +88,9 @@ class JwtVerifier:
             self._load()
         except (OSError, ValueError, InvalidArgument) as cause:
             if "://" not in config.keys:
-                raise InvalidArgument(f"{config.keys} holds no keys that can be used: {cause}") from cause
+                raise InvalidArgument(
+                    f"{config.keys} holds no keys that can be used: {cause}"
+                ) from cause
             log.warning("the keys of %s cannot be fetched, trying again: %s", config.issuer, cause)
 
     # --- checking ------------------------------------------------------------------------------------------------------
@@ -99,15 +111,24 @@ class JwtVerifier:
                 audience=self._config.audience,
                 issuer=self._config.issuer,
                 leeway=LEEWAY_S,
-                options={"require": ["exp", "iss", "aud"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
+                options={
+                    "require": ["exp", "iss", "aud"],
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
+                },
             )
             ends_ms, begins_ms = int(claims["exp"]) * 1000, int(claims.get("nbf", 0)) * 1000
         except _INVALID as cause:
-            raise NotAuthenticated(f"the token of {self._config.issuer} is not valid: {cause}") from None
+            raise NotAuthenticated(
+                f"the token of {self._config.issuer} is not valid: {cause}"
+            ) from None
         now_ms = self._now_ms()
         ends_ms += LEEWAY_S * 1000
         if now_ms >= ends_ms:
-            raise NotAuthenticated("the token has expired: get a new one from the identity provider")
+            raise NotAuthenticated(
+                "the token has expired: get a new one from the identity provider"
+            )
         if now_ms < begins_ms - LEEWAY_S * 1000:
             raise NotAuthenticated("the token is not valid yet: do the clocks differ?")
         return claims, ends_ms
@@ -115,19 +136,29 @@ class JwtVerifier:
     def _principal(self, claims: dict[str, Any]) -> Principal:
         claim = claims.get(self._config.claim)
         if not isinstance(claim, str):
-            raise NotAuthenticated(f"the token has no claim {self._config.claim!r}, which says who this is")
+            raise NotAuthenticated(
+                f"the token has no claim {self._config.claim!r}, which says who this is"
+            )
         if self._config.claim == "email" and claims.get("email_verified") in (False, "false"):
-            raise NotAuthenticated("the identity provider has not verified this email address: it names whom the person chose")
+            raise NotAuthenticated(
+                "the identity provider has not verified this email address: it names whom the person chose"
+            )
         name, at, domain = claim.rpartition("@") if "@" in claim else (claim, "", "")
         wanted = self._config.email_domain.lower()
         if at and (not wanted or domain.lower() != wanted):
             raise NotAuthenticated(
                 f"the claim {self._config.claim!r} is an email address of {domain!r}"
-                + (f", and not of {wanted}" if wanted else ": QMQ_JWT_EMAIL_DOMAIN names the domain whose people may come")
+                + (
+                    f", and not of {wanted}"
+                    if wanted
+                    else ": QMQ_JWT_EMAIL_DOMAIN names the domain whose people may come"
+                )
             )
         has_kind = name.partition(":")[0] in CLIENTS
         if has_kind and self._config.claim in CHOSEN_CLAIMS:
-            raise NotAuthenticated(f"people choose the claim {self._config.claim!r} themselves, so it names no kind of principal: {name!r}")
+            raise NotAuthenticated(
+                f"people choose the claim {self._config.claim!r} themselves, so it names no kind of principal: {name!r}"
+            )
         try:
             return Principal.parse(name if has_kind else f"app:{name}")
         except CallerError:
@@ -139,14 +170,20 @@ class JwtVerifier:
         try:
             key_id = str(jwt.get_unverified_header(token).get("kid", ""))
         except _INVALID:
-            raise NotAuthenticated("this is not a token of this cluster or of its identity provider") from None
+            raise NotAuthenticated(
+                "this is not a token of this cluster or of its identity provider"
+            ) from None
         keys = self._keys
-        if self._monotonic_s() - keys.fetched_s > REFRESH_S or (key_id not in keys.by_id and "" not in keys.by_id):
+        if self._monotonic_s() - keys.fetched_s > REFRESH_S or (
+            key_id not in keys.by_id and "" not in keys.by_id
+        ):
             self._refresh()
             keys = self._keys
         found = keys.by_id.get(key_id) or keys.by_id.get("")
         if found is None:
-            raise NotAuthenticated(f"the token is signed with a key that {self._config.issuer} does not publish (yet): try again")
+            raise NotAuthenticated(
+                f"the token is signed with a key that {self._config.issuer} does not publish (yet): try again"
+            )
         return found
 
     # --- keys ----------------------------------------------------------------------------------------------------------
@@ -163,7 +200,11 @@ class JwtVerifier:
         try:
             self._load()
         except (OSError, ValueError, InvalidArgument) as cause:
-            log.warning("the keys of %s cannot be fetched, the previous ones stay in use: %s", self._config.issuer, cause)
+            log.warning(
+                "the keys of %s cannot be fetched, the previous ones stay in use: %s",
+                self._config.issuer,
+                cause,
+            )
 
     def _load(self) -> None:
         with self._lock:
@@ -208,7 +249,9 @@ def _fetch_of(keys: str) -> Fetch:
     if "://" not in keys:
         return Path(keys).read_bytes
     if not keys.startswith("https://"):
-        raise InvalidArgument(f"the identity provider's keys come from a file or from https://, not from {keys}")
+        raise InvalidArgument(
+            f"the identity provider's keys come from a file or from https://, not from {keys}"
+        )
 
     def fetch() -> bytes:
         with WITHOUT_REDIRECTS.open(keys, timeout=FETCH_S) as answer:

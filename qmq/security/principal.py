@@ -48,7 +48,9 @@ class Principal(NamedTuple):
         """The inverse of `str`. Raises InvalidArgument, InvalidName."""
         kind, separator, name = text.partition(":")
         if not separator or kind not in KINDS:
-            raise InvalidArgument(f"a principal is KIND:NAME with a kind of {', '.join(KINDS)}, such as app:orders, not {text!r}")
+            raise InvalidArgument(
+                f"a principal is KIND:NAME with a kind of {', '.join(KINDS)}, such as app:orders, not {text!r}"
+            )
         return cls(kind, check_name("principal", name))
 
 
@@ -89,8 +91,15 @@ class CertificateNames:
         names: dict[str, list[str]] = {}
         for kind, value in peer.get("subjectAltName", ()):
             names.setdefault(kind, []).append(value)
-        common = [value for part in peer.get("subject", ()) for key, value in part if key == "commonName"]
-        return cls(tuple(names.get("URI", ())), tuple(names.get("DNS", ())), tuple(names.get("email", ())), common[0] if common else "")
+        common = [
+            value for part in peer.get("subject", ()) for key, value in part if key == "commonName"
+        ]
+        return cls(
+            tuple(names.get("URI", ())),
+            tuple(names.get("DNS", ())),
+            tuple(names.get("email", ())),
+            common[0] if common else "",
+        )
 
     def names_server(self, name: str) -> bool:
         """Whether the certificate is for the server of this name: by a URI of a server, or by a DNS name.

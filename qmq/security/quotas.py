@@ -42,7 +42,15 @@ from typing import Any, Final, NamedTuple
 
 from qmq.errors import InvalidArgument, QuotaExceeded
 from qmq.model import check_name
-from qmq.security.access_rules import EVERY, ROLE, Need, check_pattern, check_principal_pattern, matches, on_namespace
+from qmq.security.access_rules import (
+    EVERY,
+    ROLE,
+    Need,
+    check_pattern,
+    check_principal_pattern,
+    matches,
+    on_namespace,
+)
 from qmq.security.principal import APPLICATION, Principal
 
 LIMIT_MAX: Final = 1 << 50
@@ -70,7 +78,9 @@ class Quota:
     is_team: bool = False
 
     @classmethod
-    def of(cls, quota_id: str, principal: str, limits: Mapping[str, int], *, is_team: bool = False) -> Quota:
+    def of(
+        cls, quota_id: str, principal: str, limits: Mapping[str, int], *, is_team: bool = False
+    ) -> Quota:
         """The quota with these limits by name. Unknown names belong to a newer release and are ignored. Raises InvalidArgument,
         InvalidName.
         """
@@ -83,7 +93,9 @@ class Quota:
         known = {name: limits[name] for name in LIMITS if name in limits}
         for name, value in known.items():
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LIMIT_MAX:
-                raise InvalidArgument(f"{name} is a number from 0 (no limit) to {LIMIT_MAX}, not {value!r}")
+                raise InvalidArgument(
+                    f"{name} is a number from 0 (no limit) to {LIMIT_MAX}, not {value!r}"
+                )
         alien = [name for name, value in known.items() if value and name not in OF_NAMESPACES]
         if principal.startswith(NAMESPACE) and alien:
             raise InvalidArgument(
@@ -105,13 +117,19 @@ class Quota:
         return {name: getattr(self, name) for name in LIMITS}
 
 
-LIMITS: Final = tuple(each.name for each in fields(Quota) if each.name not in ("id", "principal", "is_team"))
+LIMITS: Final = tuple(
+    each.name for each in fields(Quota) if each.name not in ("id", "principal", "is_team")
+)
 
 
 def need_of(principal: str) -> Need:
     """The permission that a change to this quota needs: to administer a namespace, or the cluster."""
     kind, _, name = principal.partition(":")
-    return on_namespace(name.removesuffix(EVERY) if kind + ":" in (SUBJECT, NAMESPACE) or kind == APPLICATION else "")
+    return on_namespace(
+        name.removesuffix(EVERY)
+        if kind + ":" in (SUBJECT, NAMESPACE) or kind == APPLICATION
+        else ""
+    )
 
 
 def nearest(quotas: Iterable[Quota], principal: Principal, roles: Iterable[str]) -> Quota | None:
@@ -149,12 +167,19 @@ def nearest_of_subject(quotas: Iterable[Quota], subject: str) -> Quota | None:
 
 def nearest_namespaces(quotas: Iterable[Quota], subject: str) -> tuple[Quota, ...]:
     """The quota of the smallest namespace that a subject is in: the cluster's, and the teams'."""
-    found = [each for each in quotas if each.principal.startswith(NAMESPACE) and subject.startswith(each.principal[len(NAMESPACE) :])]
+    found = [
+        each
+        for each in quotas
+        if each.principal.startswith(NAMESPACE)
+        and subject.startswith(each.principal[len(NAMESPACE) :])
+    ]
     return _of_both(found, lambda each: (len(each.principal), each.id))
 
 
 def _of_subject(quotas: Iterable[Quota], subject: str) -> tuple[Quota, ...]:
-    return _nearest((each for each in quotas if each.principal.startswith(SUBJECT)), SUBJECT + subject, set())
+    return _nearest(
+        (each for each in quotas if each.principal.startswith(SUBJECT)), SUBJECT + subject, set()
+    )
 
 
 def _nearest(quotas: Iterable[Quota], text: str, named: set[str]) -> tuple[Quota, ...]:
@@ -164,7 +189,10 @@ def _nearest(quotas: Iterable[Quota], text: str, named: set[str]) -> tuple[Quota
 
 def _of_both(quotas: list[Quota], nearness: Callable[[Quota], Any]) -> tuple[Quota, ...]:
     """The nearest of the cluster's quotas and the nearest of the teams' quotas, as far as they exist."""
-    nearest_two = (max([each for each in quotas if each.is_team is is_team], key=nearness, default=None) for is_team in (False, True))
+    nearest_two = (
+        max([each for each in quotas if each.is_team is is_team], key=nearness, default=None)
+        for is_team in (False, True)
+    )
     return tuple(each for each in nearest_two if each is not None)
 
 
@@ -173,7 +201,9 @@ def _smallest(quotas: tuple[Quota, ...]) -> Quota | None:
     if len(quotas) < 2:
         return quotas[0] if quotas else None
     own, teams = (each.limits() for each in quotas)
-    limits: dict[str, Any] = {name: min(filter(None, (own[name], teams[name])), default=0) for name in LIMITS}
+    limits: dict[str, Any] = {
+        name: min(filter(None, (own[name], teams[name])), default=0) for name in LIMITS
+    }
     return Quota(" and ".join(each.id for each in quotas), quotas[0].principal, **limits)
 
 

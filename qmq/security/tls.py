@@ -71,10 +71,14 @@ class Tls:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Tls | None:
         """The files of QMQ_TLS_CA, QMQ_TLS_CERT and QMQ_TLS_KEY, or of the context; None without QMQ_TLS_CA. Raises InvalidArgument."""
         environment = environment_of() if environment is None else environment
-        ca, cert, key = (environment.get(name) for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
+        ca, cert, key = (
+            environment.get(name) for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE)
+        )
         if not ca:
             if cert or key:
-                raise InvalidArgument(f"{CERT_VARIABLE} and {KEY_VARIABLE} need {CA_VARIABLE}: the CA that signs the servers' certificates")
+                raise InvalidArgument(
+                    f"{CERT_VARIABLE} and {KEY_VARIABLE} need {CA_VARIABLE}: the CA that signs the servers' certificates"
+                )
             return None
         return cls(Path(ca), Path(cert) if cert else None, Path(key) if key else None)
 
@@ -132,7 +136,11 @@ class Credentials:
         log.info("new certificates are in use")
 
     def _paths(self) -> tuple[Path, ...]:
-        return tuple(Path(path) for path in (self.files.ca, self.files.cert, self.files.key) if path is not None)
+        return tuple(
+            Path(path)
+            for path in (self.files.ca, self.files.cert, self.files.key)
+            if path is not None
+        )
 
     def _sign(self) -> Signature:
         try:
@@ -143,18 +151,25 @@ class Credentials:
 
     def _read(self, version: int) -> Pem:
         try:
-            contents = [None if path is None else Path(path).read_bytes() for path in (self.files.ca, self.files.cert, self.files.key)]
+            contents = [
+                None if path is None else Path(path).read_bytes()
+                for path in (self.files.ca, self.files.cert, self.files.key)
+            ]
             pem = Pem(version, contents[0] or b"", contents[1], contents[2])
             self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem)
         except (OSError, ValueError) as cause:  # ssl.SSLError is an OSError
             names = ", ".join(map(str, self._paths()))
-            raise InvalidArgument(f"these certificates and keys do not belong together: {names} ({cause})") from cause
+            raise InvalidArgument(
+                f"these certificates and keys do not belong together: {names} ({cause})"
+            ) from cause
         return pem
 
     # --- contexts for ports and for the data plane -----------------------------------------------------------------------------------
 
     def _fill(self, context: ssl.SSLContext, pem: Pem, alpn: str = ALPN) -> ssl.SSLContext:
-        context.minimum_version = ssl.TLSVersion.TLSv1_2 if self.files.allows_tls12 else ssl.TLSVersion.TLSv1_3
+        context.minimum_version = (
+            ssl.TLSVersion.TLSv1_2 if self.files.allows_tls12 else ssl.TLSVersion.TLSv1_3
+        )
         context.set_alpn_protocols([alpn])
         context.load_verify_locations(cadata=pem.ca.decode("ascii"))
         if self.files.cert is not None and self.files.key is not None:
@@ -164,16 +179,23 @@ class Credentials:
     def server_context(self, alpn: str = ALPN) -> ssl.SSLContext:
         """The context for listening, from the files' current content. Raises InvalidArgument without a certificate."""
         if self.files.cert is None:
-            raise InvalidArgument("a server needs a certificate and a key: --tls-cert and --tls-key")
+            raise InvalidArgument(
+                "a server needs a certificate and a key: --tls-cert and --tls-key"
+            )
         context = self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.pem, alpn)
-        context.verify_mode = ssl.CERT_REQUIRED if self.files.requires_clients else ssl.CERT_OPTIONAL
+        context.verify_mode = (
+            ssl.CERT_REQUIRED if self.files.requires_clients else ssl.CERT_OPTIONAL
+        )
         return context
 
     def client_context(self) -> ssl.SSLContext:
         """The context for connecting, from the files' current content."""
         pem = self.pem
         if self._client_context is None or self._client_context[0] != pem.version:
-            self._client_context = pem.version, self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem)
+            self._client_context = (
+                pem.version,
+                self._fill(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem),
+            )
         return self._client_context[1]
 
     # --- credentials for gRPC ------------------------------------------------------------------------------------------
@@ -211,10 +233,18 @@ _ADVICE: Final = (
         "The server's certificate is not for this address: use a name that it has (servers: --advertise), or make one with this address"
         " (`qmq cert server NAME --host HOST`)",
     ),
-    (re.compile("certificate purpose"), "The server shows the certificate of a client: give it one of `qmq cert server`"),
-    (re.compile("CERTIFICATE_VERIFY_FAILED"), f"{CA_VARIABLE} must name the CA that signed the server's certificate"),
+    (
+        re.compile("certificate purpose"),
+        "The server shows the certificate of a client: give it one of `qmq cert server`",
+    ),
+    (
+        re.compile("CERTIFICATE_VERIFY_FAILED"),
+        f"{CA_VARIABLE} must name the CA that signed the server's certificate",
+    ),
 )
-_IS_CERTAIN: Final = re.compile("CERTIFICATE|VERSION|ALERT|PACKET|HTTP_REQUEST|Hostname Verification")
+_IS_CERTAIN: Final = re.compile(
+    "CERTIFICATE|VERSION|ALERT|PACKET|HTTP_REQUEST|Hostname Verification"
+)
 """What a reason says if TLS itself has failed, and not only the connection under it."""
 _ASK_ALL: Final = (
     f"Does {CA_VARIABLE} name the CA that signed the server's certificate, is the server's name in that certificate, and does the server"
@@ -229,7 +259,9 @@ def ended_unheard(address: str, files: Tls | None) -> QmqError:
     sees an end without a reason.
     """
     if files is None:
-        return NotConnected(f"{address} ended the connection before its greeting. Does it ask for TLS ({CA_VARIABLE})?")
+        return NotConnected(
+            f"{address} ended the connection before its greeting. Does it ask for TLS ({CA_VARIABLE})?"
+        )
     if files.cert is None:
         advice = f"does it take only clients with a certificate? {CERT_VARIABLE} and {KEY_VARIABLE} name one"
     else:
@@ -242,7 +274,9 @@ AGAIN: Final = timedelta(days=1)
 
 
 def _end(cert: bytes) -> datetime:
-    from qmq.security.certificates import ends_at  # `cryptography` takes 40 ms to import: do it only with TLS
+    from qmq.security.certificates import (
+        ends_at,
+    )  # `cryptography` takes 40 ms to import: do it only with TLS
 
     return ends_at(cert)
 
@@ -273,4 +307,8 @@ class ExpiryWarning:
         end = _end(pem.cert)
         if end - now < WARNING:
             self._said = now
-            log.warning("%s ends at %s: replace it and its key; no restart is needed", self._credentials.files.cert, end.isoformat())
+            log.warning(
+                "%s ends at %s: replace it and its key; no restart is needed",
+                self._credentials.files.cert,
+                end.isoformat(),
+            )

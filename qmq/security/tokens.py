@@ -60,9 +60,13 @@ class NewToken(NamedTuple):
 def new_token(principal: Principal, *, by: str, now_ms: int, ends_ms: int = 0) -> NewToken:
     """Make a token. Raises InvalidArgument for a server's principal, which shows a certificate, and for a user of one machine."""
     if principal.is_server:
-        raise InvalidArgument(f"{principal} is a server, which shows a certificate: `qmq cert server`")
+        raise InvalidArgument(
+            f"{principal} is a server, which shows a certificate: `qmq cert server`"
+        )
     if principal.kind == LOCAL:
-        raise InvalidArgument(f"{principal} is a user of one machine, identified by the kernel: tokens are for app:NAME or op:NAME")
+        raise InvalidArgument(
+            f"{principal} is a user of one machine, identified by the kernel: tokens are for app:NAME or op:NAME"
+        )
     number = secrets.token_hex(ID_CHARS // 2)
     token = f"{PREFIX}{number}_{secrets.token_urlsafe(SECRET_BYTES)}"
     return NewToken(token, TokenRecord(number, principal, digest_of(token), ends_ms, by, now_ms))
@@ -85,9 +89,13 @@ def check_token(token: str, record: TokenRecord | None, now_ms: int) -> Principa
     """The token's principal. Raises NotAuthenticated, with the same text and after the same work for an unknown and for a wrong token."""
     known = record.digest if record is not None else _NOBODYS
     if not hmac.compare_digest(known, digest_of(token)) or record is None:
-        raise NotAuthenticated("the token is not known: it was revoked, or belongs to another cluster")
+        raise NotAuthenticated(
+            "the token is not known: it was revoked, or belongs to another cluster"
+        )
     if record.ends_ms and now_ms >= record.ends_ms:
-        raise NotAuthenticated(f"token {record.id} has expired: `qmq user token {record.principal}` makes a new one")
+        raise NotAuthenticated(
+            f"token {record.id} has expired: `qmq user token {record.principal}` makes a new one"
+        )
     return record.principal
 
 
@@ -125,8 +133,16 @@ class TokenFile:
 
 def check(token: str, where: str) -> str:
     """Return the token. Raises InvalidArgument for an impossible token; the error's text does not contain the token."""
-    if not token or len(token) > TOKEN_CHARS_MAX or not token.isascii() or not token.isprintable() or " " in token:
-        raise InvalidArgument(f"{where} has no token: a token is one word of at most {TOKEN_CHARS_MAX} characters")
+    if (
+        not token
+        or len(token) > TOKEN_CHARS_MAX
+        or not token.isascii()
+        or not token.isprintable()
+        or " " in token
+    ):
+        raise InvalidArgument(
+            f"{where} has no token: a token is one word of at most {TOKEN_CHARS_MAX} characters"
+        )
     return token
 
 

@@ -30,7 +30,18 @@ from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sqlalchemy import BigInteger, BindParameter, ColumnElement, Dialect, TableClause, bindparam, column, func, literal_column, table
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Dialect,
+    TableClause,
+    bindparam,
+    column,
+    func,
+    literal_column,
+    table,
+)
 from sqlalchemy.dialects.mysql.base import MySQLDialect
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
@@ -40,7 +51,11 @@ from sqlalchemy.sql.elements import ClauseElement, quoted_name
 from qmq.errors import InvalidArgument
 from qmq.sql.dialects import DIALECTS, DRIVERS, PlainDriver, check_dialect, driver_of
 
-_COMPILING: Final[Mapping[str, type[Dialect]]] = {"sqlite": SQLiteDialect, "postgresql": PGDialect, "mysql": MySQLDialect}
+_COMPILING: Final[Mapping[str, type[Dialect]]] = {
+    "sqlite": SQLiteDialect,
+    "postgresql": PGDialect,
+    "mysql": MySQLDialect,
+}
 
 
 class Statement(NamedTuple):
@@ -71,7 +86,9 @@ def prepared(expression: ClauseElement, dialect: str, paramstyle: str) -> Prepar
     compiled = expression.compile(dialect=_dialect(dialect, paramstyle))
     assert isinstance(compiled, SQLCompiler)
     fixed = {name: value for name, value in compiled.params.items() if value is not None}
-    return Prepared(str(compiled), None if compiled.positiontup is None else tuple(compiled.positiontup), fixed)
+    return Prepared(
+        str(compiled), None if compiled.positiontup is None else tuple(compiled.positiontup), fixed
+    )
 
 
 @lru_cache(maxsize=32)
@@ -83,7 +100,9 @@ def named_table(name: str, *columns: str) -> TableClause:
     """A table, perhaps in a schema: "shop.outbox"."""
     schema, _, bare = name.rpartition(".")
     return table(
-        quoted_name(bare, quote=False), *[column(each) for each in columns], schema=quoted_name(schema, quote=False) if schema else None
+        quoted_name(bare, quote=False),
+        *[column(each) for each in columns],
+        schema=quoted_name(schema, quote=False) if schema else None,
     )
 
 
@@ -140,7 +159,9 @@ def finish(work: Coroutine[Any, Any, _R]) -> _R:
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     work.close()
-    raise InvalidArgument("an async connection needs the asyncio client: give the blocking client a sync connection")
+    raise InvalidArgument(
+        "an async connection needs the asyncio client: give the blocking client a sync connection"
+    )
 
 
 async def settle(given: Any) -> Any:
@@ -160,7 +181,9 @@ class DatabaseConnection:
         said = prepared(statement.expression, self.dialect, self._paramstyle)
         return await self._execute(said.text, said.parameters(statement.values))
 
-    async def execute_many(self, expression: ClauseElement, values: Sequence[Mapping[str, Any]]) -> None:
+    async def execute_many(
+        self, expression: ClauseElement, values: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Run an expression once with each of these parameters. Raises what the driver raises."""
         said = prepared(expression, self.dialect, self._paramstyle)
         await self._execute_many(said.text, [said.parameters(each) for each in values])
@@ -180,7 +203,9 @@ class AlchemyConnection(DatabaseConnection):
         self._connection = connection
 
     async def _execute(self, text: str, parameters: Any) -> Answer:
-        result = await settle(self._connection.exec_driver_sql(text, parameters or None, execution_options=_COUNTING))
+        result = await settle(
+            self._connection.exec_driver_sql(text, parameters or None, execution_options=_COUNTING)
+        )
         rows = [tuple(row) for row in result.all()] if result.returns_rows else []
         return Answer(rows, -1 if rows else result.rowcount)
 
@@ -205,7 +230,11 @@ class DriverConnection(DatabaseConnection):
         cursor = await settle(self._connection.cursor())
         try:
             await settle(cursor.execute(text, parameters))
-            rows = [_plain(row) for row in await settle(cursor.fetchall())] if cursor.description is not None else []
+            rows = (
+                [_plain(row) for row in await settle(cursor.fetchall())]
+                if cursor.description is not None
+                else []
+            )
             return Answer(rows, cursor.rowcount)
         finally:
             await settle(cursor.close())
@@ -238,5 +267,7 @@ class Executor:
         """Run a statement once with each of these parameters."""
         finish(self._connection.execute_many(expression, values))
 
-    def fetch(self, expression: ClauseElement, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+    def fetch(
+        self, expression: ClauseElement, values: Mapping[str, Any]
+    ) -> Sequence[Sequence[Any]]:
         return finish(self._connection.execute(Statement(expression, values))).rows

@@ -30,7 +30,15 @@ from sqlalchemy import bindparam, delete, insert, select
 
 from qmq.errors import InvalidArgument, QmqError
 from qmq.model import MessageId, utf8
-from qmq.sql.connection import DatabaseConnection, Statement, finish, listed, named_table, places, places_for
+from qmq.sql.connection import (
+    DatabaseConnection,
+    Statement,
+    finish,
+    listed,
+    named_table,
+    places,
+    places_for,
+)
 from qmq.sql.dialects import check_dialect
 from qmq.sql.outbox import target_of
 from qmq.sql.outbox_message import new_message
@@ -45,22 +53,39 @@ COLUMNS: Final = ("id", "aggregatetype", "aggregateid", "type", "payload")
 SUBJECT: Final = "outbox.event.{aggregatetype}"
 ROWS: Final = 50
 """The rows of one transaction."""
-_TYPES: Final = {"sqlite": ("TEXT", "TEXT", "TEXT"), "postgresql": ("UUID", "VARCHAR(255)", "JSONB")}
+_TYPES: Final = {
+    "sqlite": ("TEXT", "TEXT", "TEXT"),
+    "postgresql": ("UUID", "VARCHAR(255)", "JSONB"),
+}
 _TYPES_MYSQL: Final = ("CHAR(36)", "VARCHAR(255)", "JSON")
 
 
 def migration(dialect: str, table: str = TABLE) -> str:
     """The statement that creates the table as Debezium's documentation has it. Raises InvalidArgument, InvalidName."""
     key, text, payload = _TYPES.get(check_dialect(dialect), _TYPES_MYSQL)
-    columns = (f"id {key} NOT NULL PRIMARY KEY", *[f"{name} {text} NOT NULL" for name in COLUMNS[1:4]], f"payload {payload}")
-    return f"CREATE TABLE IF NOT EXISTS {check_table(table)} (\n    " + ",\n    ".join(columns) + "\n);\n"
+    columns = (
+        f"id {key} NOT NULL PRIMARY KEY",
+        *[f"{name} {text} NOT NULL" for name in COLUMNS[1:4]],
+        f"payload {payload}",
+    )
+    return (
+        f"CREATE TABLE IF NOT EXISTS {check_table(table)} (\n    "
+        + ",\n    ".join(columns)
+        + "\n);\n"
+    )
 
 
 def time_ordered_id(now_ns: Callable[[], int] = time.time_ns) -> UUID:
     """A UUID of version 7: ids made later sort later, to about a microsecond."""
     now = now_ns()
     millis, part = now // 1_000_000, (now % 1_000_000) * 4096 // 1_000_000
-    return UUID(int=(millis << 80) | (7 << 76) | (part << 64) | (2 << 62) | (int.from_bytes(os.urandom(8)) >> 2))
+    return UUID(
+        int=(millis << 80)
+        | (7 << 76)
+        | (part << 64)
+        | (2 << 62)
+        | (int.from_bytes(os.urandom(8)) >> 2)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +100,11 @@ class DebeziumEvent:
 
     def row(self) -> dict[str, Any]:
         """The row to insert."""
-        payload = self.payload if self.payload is None or isinstance(self.payload, str | bytes) else json.dumps(self.payload)
+        payload = (
+            self.payload
+            if self.payload is None or isinstance(self.payload, str | bytes)
+            else json.dumps(self.payload)
+        )
         return {
             "id": str(self.id),
             "aggregatetype": self.aggregatetype,
@@ -89,9 +118,13 @@ async def write_event(connection: Any, event: DebeziumEvent, *, table: str = TAB
     """Insert a row in the transaction of the application's own connection (as in `Client.outbox`). Raises InvalidArgument, InvalidName,
     what the driver raises.
     """
-    statement = insert(named_table(check_table(table), *COLUMNS)).values({each: bindparam(f"new_{each}") for each in COLUMNS})
+    statement = insert(named_table(check_table(table), *COLUMNS)).values(
+        {each: bindparam(f"new_{each}") for each in COLUMNS}
+    )
     database = await target_of(connection).database()
-    await database.execute(Statement(statement, {f"new_{name}": value for name, value in event.row().items()}))
+    await database.execute(
+        Statement(statement, {f"new_{name}": value for name, value in event.row().items()})
+    )
 
 
 def write_event_blocking(connection: Any, event: DebeziumEvent, *, table: str = TABLE) -> None:
@@ -119,13 +152,21 @@ class DebeziumTable:
         try:
             self.subject.format(aggregatetype="a")
         except (LookupError, ValueError):
-            raise InvalidArgument(f"subject may contain the field {{aggregatetype}} and no other, not {self.subject!r}") from None
+            raise InvalidArgument(
+                f"subject may contain the field {{aggregatetype}} and no other, not {self.subject!r}"
+            ) from None
 
 
 class DebeziumIntake:
     """Moves rows of a table in Debezium's layout into an outbox."""
 
-    def __init__(self, runner: Runner, source: DebeziumTable, outbox_table: str, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        source: DebeziumTable,
+        outbox_table: str,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._runner, self._source, self._now_ns = runner, source, now_ns
         self._outbox = OutboxStatements(runner.dialect, outbox_table)
         self._rows = named_table(source.name, *dict.fromkeys((*COLUMNS, source.order_by)))
@@ -147,15 +188,27 @@ class DebeziumIntake:
             if found < ROWS + besides:
                 break
         for each in self._repeated - before:
-            log.warning("row %s of %s waits: the outbox has a message of its id, which is not sent yet", each, self._source.name)
+            log.warning(
+                "row %s of %s waits: the outbox has a message of its id, which is not sent yet",
+                each,
+                self._source.name,
+            )
         return moved
 
     async def _move(self, connection: DatabaseConnection) -> tuple[int, int]:
         rows = self._rows.c
-        look = select(*[rows[name] for name in COLUMNS]).order_by(rows[self._source.order_by]).limit(bindparam("most"))
+        look = (
+            select(*[rows[name] for name in COLUMNS])
+            .order_by(rows[self._source.order_by])
+            .limit(bindparam("most"))
+        )
         passed = self._refused | self._repeated
         found = (await connection.execute(Statement(look, {"most": ROWS + len(passed)}))).rows
-        converted = [(row[0], made) for row in found if row[0] not in passed and (made := self._converted(row)) is not None]
+        converted = [
+            (row[0], made)
+            for row in found
+            if row[0] not in passed and (made := self._converted(row)) is not None
+        ]
         stored = await self._stored(connection, [made["message_id"] for _, made in converted])
         taken = []
         for identifier, made in converted:
@@ -167,14 +220,21 @@ class DebeziumIntake:
             taken.append(identifier)
         if taken:
             gone = delete(self._rows).where(rows.id.in_(places("row", places_for(len(taken)))))
-            if (await connection.execute(Statement(gone, listed("row", taken)))).changed != len(taken):
-                raise RuntimeError(f"another process took rows of {self._source.name} at the same time: they are read again")
+            if (await connection.execute(Statement(gone, listed("row", taken)))).changed != len(
+                taken
+            ):
+                raise RuntimeError(
+                    f"another process took rows of {self._source.name} at the same time: they are read again"
+                )
         return len(found), len(taken)
 
     async def _stored(self, connection: DatabaseConnection, message_ids: list[bytes]) -> set[bytes]:
         if not message_ids:
             return set()
-        return {bytes(message_id) for (message_id,) in (await connection.execute(self._outbox.stored(message_ids))).rows}
+        return {
+            bytes(message_id)
+            for (message_id,) in (await connection.execute(self._outbox.stored(message_ids))).rows
+        }
 
     def _converted(self, row: Sequence[Any]) -> dict[str, Any] | None:
         identifier, aggregate, key, kind, payload = row
@@ -182,10 +242,22 @@ class DebeziumIntake:
             number, shown = message_id(identifier)
             headers = {"id": shown} | ({"eventType": str(kind)} if kind else {})
             subject = self._source.subject.format(aggregatetype=aggregate)
-            return new_message(number, self._now_ns(), subject, body_of(payload), key=str(key) if key else None, headers=headers).row()
+            return new_message(
+                number,
+                self._now_ns(),
+                subject,
+                body_of(payload),
+                key=str(key) if key else None,
+                headers=headers,
+            ).row()
         except QmqError as failure:
             self._refused.add(identifier)
-            log.error("row %s of %s is no message, and stays there: %s", identifier, self._source.name, failure)
+            log.error(
+                "row %s of %s is no message, and stays there: %s",
+                identifier,
+                self._source.name,
+                failure,
+            )
             return None
 
 
@@ -197,7 +269,9 @@ def message_id(identifier: Any) -> tuple[MessageId, str]:
     try:
         return MessageId.parse(UUID(shown).hex), shown
     except ValueError:
-        return MessageId.parse(hashlib.blake2b(utf8("a row's id", shown), digest_size=16).hexdigest()), shown
+        return MessageId.parse(
+            hashlib.blake2b(utf8("a row's id", shown), digest_size=16).hexdigest()
+        ), shown
 
 
 def body_of(payload: Any) -> bytes:
@@ -208,4 +282,9 @@ def body_of(payload: Any) -> bytes:
         return b""
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
-    return utf8("a payload", payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False, separators=(",", ":")))
+    return utf8(
+        "a payload",
+        payload
+        if isinstance(payload, str)
+        else json.dumps(payload, ensure_ascii=False, separators=(",", ":")),
+    )

@@ -77,7 +77,9 @@ class SqlDedup:
         paramstyle: str | None = None,
     ) -> None:
         if not isinstance(keep, timedelta) or keep < KEEP_MIN:
-            raise InvalidArgument(f"keep is a timedelta of a minute at least, and should be days (see docs/DEDUP.md), not {keep!r}")
+            raise InvalidArgument(
+                f"keep is a timedelta of a minute at least, and should be days (see docs/DEDUP.md), not {keep!r}"
+            )
         self.table = check_table(table)
         self._keep_ms = keep // timedelta(milliseconds=1)
         self._key = key
@@ -115,7 +117,9 @@ class SqlDedup:
             with dedup_records.on_the_way_in(self.table):
                 transaction = stack.enter_context(self._opener())
                 statements = self._statements or self._prove(transaction)
-                is_new = transaction.run(lambda executor: dedup_records.claim(executor, statements, record))
+                is_new = transaction.run(
+                    lambda executor: dedup_records.claim(executor, statements, record)
+                )
                 if not is_new:
                     transaction.commit()
             if is_new:
@@ -139,14 +143,18 @@ class SqlDedup:
             with dedup_records.on_the_way_in(self.table):
                 transaction = await stack.enter_async_context(self._async_opener())
                 statements = self._statements or await self._prove_async(transaction)
-                is_new = await transaction.run(lambda executor: dedup_records.claim(executor, statements, record))
+                is_new = await transaction.run(
+                    lambda executor: dedup_records.claim(executor, statements, record)
+                )
                 if not is_new:
                     await transaction.commit()
             if is_new:
                 transaction.guard(True)
                 yield Once(True, transaction.handed)
                 transaction.guard(False)
-                await transaction.run(lambda executor: dedup_records.check(executor, statements, record))
+                await transaction.run(
+                    lambda executor: dedup_records.check(executor, statements, record)
+                )
                 await transaction.commit()
             if self._is_time_to_expire():
                 await self._expire_async(transaction, statements, record.stored_ms)
@@ -155,7 +163,9 @@ class SqlDedup:
 
     def _record(self, message: Named, group: str) -> Record:
         name = str(message.id) if self._key is None else self._key(message)
-        return Record(group, message.subject, name, os.urandom(16).hex(), message.append_time_ms).check_width()
+        return Record(
+            group, message.subject, name, os.urandom(16).hex(), message.append_time_ms
+        ).check_width()
 
     # --- before the first message --------------------------------------------------------------------------------------
 
@@ -165,7 +175,9 @@ class SqlDedup:
         """
         statements, trial = statements_for(transaction.dialect, self.table), _trial()
         transaction.run(lambda executor: dedup_records.claim(executor, statements, trial))
-        if not transaction.run(lambda executor: dedup_records.is_there(executor, statements, trial)):
+        if not transaction.run(
+            lambda executor: dedup_records.is_there(executor, statements, trial)
+        ):
             raise _too_narrow(self.table)
         transaction.rollback()
         if transaction.run(lambda executor: dedup_records.is_there(executor, statements, trial)):
@@ -177,10 +189,14 @@ class SqlDedup:
     async def _prove_async(self, transaction: AsyncTransaction) -> DedupStatements:
         statements, trial = statements_for(transaction.dialect, self.table), _trial()
         await transaction.run(lambda executor: dedup_records.claim(executor, statements, trial))
-        if not await transaction.run(lambda executor: dedup_records.is_there(executor, statements, trial)):
+        if not await transaction.run(
+            lambda executor: dedup_records.is_there(executor, statements, trial)
+        ):
             raise _too_narrow(self.table)
         await transaction.rollback()
-        if await transaction.run(lambda executor: dedup_records.is_there(executor, statements, trial)):
+        if await transaction.run(
+            lambda executor: dedup_records.is_there(executor, statements, trial)
+        ):
             raise _no_transactions(self.table)
         await transaction.rollback()
         self._statements = statements
@@ -191,23 +207,37 @@ class SqlDedup:
     def _is_time_to_expire(self) -> bool:
         return next(self._turns) % EXPIRE_EVERY == 0
 
-    def _expire(self, transaction: Transaction, statements: DedupStatements, stored_ms: int) -> None:
+    def _expire(
+        self, transaction: Transaction, statements: DedupStatements, stored_ms: int
+    ) -> None:
         """Delete old records; failures do not affect the message."""
         try:
-            transaction.run(lambda executor: dedup_records.expire(executor, statements, self._keep_ms, stored_ms))
+            transaction.run(
+                lambda executor: dedup_records.expire(
+                    executor, statements, self._keep_ms, stored_ms
+                )
+            )
             transaction.commit()
         except Exception as failure:
             _log_expiry(self.table, failure)
 
-    async def _expire_async(self, transaction: AsyncTransaction, statements: DedupStatements, stored_ms: int) -> None:
+    async def _expire_async(
+        self, transaction: AsyncTransaction, statements: DedupStatements, stored_ms: int
+    ) -> None:
         try:
-            await transaction.run(lambda executor: dedup_records.expire(executor, statements, self._keep_ms, stored_ms))
+            await transaction.run(
+                lambda executor: dedup_records.expire(
+                    executor, statements, self._keep_ms, stored_ms
+                )
+            )
             await transaction.commit()
         except Exception as failure:
             _log_expiry(self.table, failure)
 
 
-def create_tables(database: Any, table: str = TABLE, *, dialect: str | None = None, paramstyle: str | None = None) -> None:
+def create_tables(
+    database: Any, table: str = TABLE, *, dialect: str | None = None, paramstyle: str | None = None
+) -> None:
     """Create the table if it does not exist. `database` is an Engine or sessionmaker of SQLAlchemy, or a function that returns a new DB-API
     connection. With an AsyncEngine: `create_tables_async`. Raises InvalidArgument, and the database's errors.
     """
@@ -225,7 +255,9 @@ async def create_tables_async(database: Any, table: str = TABLE) -> None:
     if opener is None:
         raise InvalidArgument("this database is sync: `create_tables(...)`")
     async with opener() as transaction:
-        await transaction.run(lambda executor: dedup_records.create(executor, transaction.dialect, table))
+        await transaction.run(
+            lambda executor: dedup_records.create(executor, transaction.dialect, table)
+        )
         await transaction.commit()
 
 
@@ -249,4 +281,9 @@ def _no_transactions(table: str) -> InvalidArgument:
 
 
 def _log_expiry(table: str, failure: Exception) -> None:
-    log.warning("old records of %s could not be deleted, the next try is %d messages away: %s", table, EXPIRE_EVERY, failure)
+    log.warning(
+        "old records of %s could not be deleted, the next try is %d messages away: %s",
+        table,
+        EXPIRE_EVERY,
+        failure,
+    )

@@ -24,7 +24,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, TableClause, bindparam, case, delete, func, insert, select, text, update
+from sqlalchemy import (
+    BigInteger,
+    TableClause,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -57,7 +68,12 @@ class DedupStatements:
 
     def parameters(self, record: Record) -> dict[str, Any]:
         """A record as the parameters of `add`, `touch` and `still_there`."""
-        found = {"of_group": record.group, "of_subject": record.subject, "of_message": record.id, "by_token": record.token}
+        found = {
+            "of_group": record.group,
+            "of_subject": record.subject,
+            "of_message": record.id,
+            "by_token": record.token,
+        }
         if self.dialect.is_hex:  # binary columns, independent of the connection's character set
             found = {name: value.encode().hex() for name, value in found.items()}
         return {**found, "stored": record.stored_ms}
@@ -73,15 +89,25 @@ def statements_for(dialect: str, table: str) -> DedupStatements:
     is_it = [columns[name] == place for name, place in zip(_KEY, places, strict=True)]
     token = bytes_place(known, "by_token")
     stored = bindparam("stored", type_=BigInteger)
-    later, earlier = case((now > stored, now), else_=stored), case((now < stored, now), else_=stored)
+    later, earlier = (
+        case((now > stored, now), else_=stored),
+        case((now < stored, now), else_=stored),
+    )
     is_old = columns.recorded_ms < earlier - bindparam("keep")
     shown = [func.hex(columns[name]) if DIALECTS[known].is_hex else columns[name] for name in _KEY]
     return DedupStatements(
         DIALECTS[known],
-        add=_unless_there(known, records, dict(zip(_KEY, places, strict=True)) | {"token": token, "recorded_ms": later}),
+        add=_unless_there(
+            known,
+            records,
+            dict(zip(_KEY, places, strict=True)) | {"token": token, "recorded_ms": later},
+        ),
         still_there=select(func.count()).select_from(records).where(*is_it, columns.token == token),
         touch=update(records).values(recorded_ms=later).where(*is_it),
-        expiring=select(*shown).where(is_old).order_by(columns.recorded_ms, *[columns[name] for name in _KEY]).limit(number(EXPIRE_BATCH)),
+        expiring=select(*shown)
+        .where(is_old)
+        .order_by(columns.recorded_ms, *[columns[name] for name in _KEY])
+        .limit(number(EXPIRE_BATCH)),
         expire=delete(records).where(*is_it, is_old),
     )
 
@@ -116,7 +142,9 @@ def _add(executor: Executor, statements: DedupStatements, parameters: Mapping[st
     try:
         return executor.execute(statements.add, parameters) == 1
     except Exception as failure:
-        if statements.dialect.duplicate is not None and statements.dialect.duplicate in codes(failure):
+        if statements.dialect.duplicate is not None and statements.dialect.duplicate in codes(
+            failure
+        ):
             return False
         raise
 
@@ -144,7 +172,10 @@ def expire(executor: Executor, statements: DedupStatements, keep_ms: int, stored
     limits = {"keep": keep_ms, "stored": stored_ms}
     found = executor.fetch(statements.expiring, limits)
     if found:
-        keys = [{"of_group": row[0], "of_subject": row[1], "of_message": row[2], **limits} for row in found]
+        keys = [
+            {"of_group": row[0], "of_subject": row[1], "of_message": row[2], **limits}
+            for row in found
+        ]
         executor.execute_many(statements.expire, keys)
     return len(found)
 
@@ -184,22 +215,30 @@ def on_the_way_in(table: str) -> Iterator[None]:
     except Exception as failure:
         found = codes(failure)
         if _says(failure, found, _NO_TABLE):
-            raise InvalidArgument(f"the database has no table {table!r}: create it, see `qmq dedup migration`") from failure
+            raise InvalidArgument(
+                f"the database has no table {table!r}: create it, see `qmq dedup migration`"
+            ) from failure
         if _says(failure, found, _BUSY):
             raise Overloaded(
                 f"another transaction handles this message, or table {table!r} is busy; nothing was done: {failure}"
             ) from failure
         if _is_transient(failure, found):
-            raise NotConnected(f"the database that has table {table!r} cannot be reached; nothing was done: {failure}") from failure
+            raise NotConnected(
+                f"the database that has table {table!r} cannot be reached; nothing was done: {failure}"
+            ) from failure
         raise
 
 
 def _says(failure: Exception, found: Iterable[Any], marks: Sequence[str | int]) -> bool:
     """Whether an error has one of these codes, or, for SQLite, which has no codes, contains the text."""
-    return any(code in marks for code in found) or any(mark in str(failure) for mark in marks if isinstance(mark, str) and " " in mark)
+    return any(code in marks for code in found) or any(
+        mark in str(failure) for mark in marks if isinstance(mark, str) and " " in mark
+    )
 
 
 def _is_transient(failure: Exception, found: Iterable[Any]) -> bool:
     names = {kind.__name__ for kind in type(failure).__mro__}
-    is_away = any(isinstance(code, str) and len(code) == 5 and code.startswith(_AWAY) for code in found)
+    is_away = any(
+        isinstance(code, str) and len(code) == 5 and code.startswith(_AWAY) for code in found
+    )
     return isinstance(failure, OSError) or not names.isdisjoint(_TRANSIENT) or is_away

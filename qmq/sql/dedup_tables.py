@@ -72,7 +72,9 @@ class Record:
         """Returns the key. Raises InvalidArgument if the table cannot hold it to the last byte."""
         for what, value in (("group", self.group), ("subject", self.subject), ("key", self.id)):
             if not isinstance(value, str) or not value or "\0" in value:
-                raise InvalidArgument(f"the {what} of a finished message must be a non-empty text without NUL, not {value!r}")
+                raise InvalidArgument(
+                    f"the {what} of a finished message must be a non-empty text without NUL, not {value!r}"
+                )
             size = len(utf8(f"the {what} of a finished message", value))
             if size > KEY_BYTES_MAX:
                 raise InvalidArgument(
@@ -90,9 +92,13 @@ def migration(dialect: str, table: str = TABLE) -> str:
     if known == "mysql":
         return _MYSQL_DDL.format(table=table, index=f"{name}_recorded")
     if known == "postgresql":
-        return _TEXT_DDL.format(table=table, index=f"{name}_recorded", indexed=table, collation=' COLLATE "C"')
+        return _TEXT_DDL.format(
+            table=table, index=f"{name}_recorded", indexed=table, collation=' COLLATE "C"'
+        )
     # On SQLite the index carries the schema's name.
-    return _TEXT_DDL.format(table=table, index=f"{schema}{dot}{name}_recorded", indexed=name, collation="")
+    return _TEXT_DDL.format(
+        table=table, index=f"{schema}{dot}{name}_recorded", indexed=name, collation=""
+    )
 
 
 def check_table(table: str) -> str:

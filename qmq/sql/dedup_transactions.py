@@ -16,7 +16,13 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, event
@@ -30,7 +36,9 @@ from qmq.sql.dialects import PARAMSTYLES, PlainDriver, check_dialect, driver_of
 T = TypeVar("T")
 Work = Callable[[Executor], T]
 
-NOT_YOURS: Final = "is for the listener to do: it commits when the handler returns, and rolls back when it raises"
+NOT_YOURS: Final = (
+    "is for the listener to do: it commits when the handler returns, and rolls back when it raises"
+)
 
 
 class HandedConnection:
@@ -42,7 +50,12 @@ class HandedConnection:
         self._connection = connection
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("commit", "rollback", "close", "executescript"):  # sqlite3's executescript commits first
+        if name in (
+            "commit",
+            "rollback",
+            "close",
+            "executescript",
+        ):  # sqlite3's executescript commits first
             raise InvalidArgument(f"{name} {NOT_YOURS}")
         if name == "cursor" and isinstance(self._connection, sqlite3.Connection):
             return lambda factory=_Cursor: self._connection.cursor(factory)
@@ -151,7 +164,9 @@ def opener(connect: Callable[[], AbstractContextManager[Connection | Session]]) 
     return opened
 
 
-def async_opener(connect: Callable[[], AbstractAsyncContextManager[AsyncConnection | AsyncSession]]) -> AsyncOpener:
+def async_opener(
+    connect: Callable[[], AbstractAsyncContextManager[AsyncConnection | AsyncSession]],
+) -> AsyncOpener:
     """Opens transactions for an event loop."""
 
     @asynccontextmanager
@@ -194,12 +209,16 @@ class DriverOpener:
     parameters.
     """
 
-    def __init__(self, connect: Callable[[], Any], dialect: str | None, paramstyle: str | None) -> None:
+    def __init__(
+        self, connect: Callable[[], Any], dialect: str | None, paramstyle: str | None
+    ) -> None:
         self._connect = connect
         self._dialect = None if dialect is None else check_dialect(dialect)
         self._paramstyle = paramstyle
         if paramstyle is not None and paramstyle not in PARAMSTYLES:
-            raise InvalidArgument(f"paramstyle is one of {', '.join(PARAMSTYLES)}, not {paramstyle!r}")
+            raise InvalidArgument(
+                f"paramstyle is one of {', '.join(PARAMSTYLES)}, not {paramstyle!r}"
+            )
 
     @contextmanager
     def __call__(self) -> Iterator[Transaction]:
@@ -207,7 +226,9 @@ class DriverOpener:
         try:
             yield DriverTransaction(connection, self._driver(connection))
         finally:
-            with suppress(Exception):  # a broken connection has nothing to roll back, and the exception under way says more
+            with suppress(
+                Exception
+            ):  # a broken connection has nothing to roll back, and the exception under way says more
                 connection.rollback()
             connection.close()
 
@@ -217,7 +238,9 @@ class DriverOpener:
         if known is not None and known.is_async:
             known = None
         dialect = self._dialect or (known.dialect if known else None)
-        paramstyle = self._paramstyle or (known.paramstyle if known else getattr(sys.modules.get(module), "paramstyle", None))
+        paramstyle = self._paramstyle or (
+            known.paramstyle if known else getattr(sys.modules.get(module), "paramstyle", None)
+        )
         if dialect is None or paramstyle not in PARAMSTYLES:
             raise InvalidArgument(
                 f"which database {type(connection).__qualname__} of {module} uses is not known: give dialect='postgresql' (sqlite, "
@@ -226,14 +249,18 @@ class DriverOpener:
         return PlainDriver(dialect, str(paramstyle))
 
 
-def openers(database: Any, dialect: str | None, paramstyle: str | None) -> tuple[Opener | None, AsyncOpener | None]:
+def openers(
+    database: Any, dialect: str | None, paramstyle: str | None
+) -> tuple[Opener | None, AsyncOpener | None]:
     """The openers of a database's transactions: the first for threads, the second for an event loop; None if the kind does not apply.
     Raises InvalidArgument.
     """
     if isinstance(database, Engine | sessionmaker):
         return opener(database.connect if isinstance(database, Engine) else database), None
     if isinstance(database, AsyncEngine | async_sessionmaker):
-        return None, async_opener(database.connect if isinstance(database, AsyncEngine) else database)
+        return None, async_opener(
+            database.connect if isinstance(database, AsyncEngine) else database
+        )
     if not callable(database):
         raise InvalidArgument(
             f"{database!r} is not a database: give an Engine, AsyncEngine, sessionmaker or async_sessionmaker of SQLAlchemy, or a function "

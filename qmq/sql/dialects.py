@@ -93,14 +93,18 @@ def check_installed() -> None:
     try:
         import sqlalchemy  # noqa: F401
     except ImportError:
-        raise InvalidArgument("the outbox and SqlDedup need SQLAlchemy: pip install 'qmq[sql]'") from None
+        raise InvalidArgument(
+            "the outbox and SqlDedup need SQLAlchemy: pip install 'qmq[sql]'"
+        ) from None
 
 
 def check_dialect(name: str) -> str:
     """Returns sqlite, postgresql or mysql (also for MariaDB). Raises InvalidArgument for another name."""
     found = "mysql" if name == "mariadb" else name
     if found not in DIALECTS:
-        raise InvalidArgument(f"the dialect must be one of {', '.join(DIALECTS)} or mariadb, not {name!r}")
+        raise InvalidArgument(
+            f"the dialect must be one of {', '.join(DIALECTS)} or mariadb, not {name!r}"
+        )
     return found
 
 

@@ -53,7 +53,14 @@ from qmq import limits
 from qmq.client.interceptors import Chain, Outgoing, outgoing
 from qmq.errors import InvalidArgument
 from qmq.model import MessageId
-from qmq.sql.connection import AlchemyConnection, DatabaseConnection, DriverConnection, Statement, finish, settle
+from qmq.sql.connection import (
+    AlchemyConnection,
+    DatabaseConnection,
+    DriverConnection,
+    Statement,
+    finish,
+    settle,
+)
 from qmq.sql.dialects import packages
 from qmq.sql.outbox_message import MessageIds, OutboxMessage, holder_text, new_message
 from qmq.sql.outbox_relay import OutboxSender, Relay, TransactionMessages
@@ -75,7 +82,12 @@ class Target:
 
     async def open(self) -> None: ...
 
-    async def close(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def close(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """The block has ended."""
 
     async def database(self) -> DatabaseConnection:
@@ -111,7 +123,9 @@ class AlchemyTarget(Target):
         is_connection = hasattr(self._given, "get_transaction") and hasattr(self._given, "dialect")
         self._connection = self._given if is_connection else await settle(self._given.connection())
         if self._connection.get_transaction() is None:
-            await settle(self._connection.exec_driver_sql("SELECT 1"))  # SQLAlchemy begins a transaction with the first statement
+            await settle(
+                self._connection.exec_driver_sql("SELECT 1")
+            )  # SQLAlchemy begins a transaction with the first statement
         if autocommits(await self._raw()):
             raise _autocommit()
         return AlchemyConnection(self._connection)
@@ -151,9 +165,16 @@ class EngineTarget(AlchemyTarget):
 
     async def open(self) -> None:
         self._context = self._engine.begin()
-        self._given = await self._context.__aenter__() if self._is_async else self._context.__enter__()
+        self._given = (
+            await self._context.__aenter__() if self._is_async else self._context.__enter__()
+        )
 
-    async def close(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def close(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         leave = self._context.__aexit__ if self._is_async else self._context.__exit__
         await settle(leave(kind, error, trace))
 
@@ -193,7 +214,9 @@ def target_of(given: Any) -> Target:
     if hasattr(given, "begin") and hasattr(given, "dispose"):
         return EngineTarget(given)
     if not hasattr(type(given), "connection"):
-        raise InvalidArgument(f"an outbox needs a connection, a session or an engine, not a {type(given).__name__}")
+        raise InvalidArgument(
+            f"an outbox needs a connection, a session or an engine, not a {type(given).__name__}"
+        )
     return AlchemyTarget(given)
 
 
@@ -214,7 +237,9 @@ def autocommits(raw: Any) -> bool:
     if in_transaction(raw):
         return False
     if hasattr(raw, "in_transaction"):
-        return raw.isolation_level is None or getattr(raw, "autocommit", None) is True  # the latter from Python 3.12 on
+        return (
+            raw.isolation_level is None or getattr(raw, "autocommit", None) is True
+        )  # the latter from Python 3.12 on
     if hasattr(raw, "get_autocommit"):
         return bool(raw.get_autocommit())
     return getattr(raw, "autocommit", False) is True
@@ -237,7 +262,9 @@ _R = TypeVar("_R")
 class Outboxes:
     """All outboxes of one client: makes ids, and has a relay for each database. Create it in the client's event loop."""
 
-    def __init__(self, sender: Sender, producer_id: int, chain: Chain, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, sender: Sender, producer_id: int, chain: Chain, now_ns: Callable[[], int]
+    ) -> None:
         self.new_id = MessageIds(producer_id)
         self.sender = sender
         self.holder = holder_text(f"{socket.gethostname()}:{os.getpid()}")
@@ -302,13 +329,32 @@ class Outbox:
         `delay` counts from now; `at` is a datetime with a time zone. Raises InvalidName, InvalidArgument, MessageTooLarge, DelayTooLong.
         """
         if self._state != "open":
-            raise InvalidArgument("send within the outbox's block: async with mq.outbox(...) as box: box.send(...)")
+            raise InvalidArgument(
+                "send within the outbox's block: async with mq.outbox(...) as box: box.send(...)"
+            )
         owner = self._owner
         number = owner.new_id()
-        message = new_message(number, owner.now_ns(), subject, body, key=key, tags=tags, headers=headers, delay=delay, at=at)
+        message = new_message(
+            number,
+            owner.now_ns(),
+            subject,
+            body,
+            key=key,
+            tags=tags,
+            headers=headers,
+            delay=delay,
+            at=at,
+        )
         if owner.chain:
             is_delayed = message.due_ms is not None
-            told = outgoing(subject, (key,), (message.tags,), (message.headers,), bodies=(message.body,), is_delayed=is_delayed)
+            told = outgoing(
+                subject,
+                (key,),
+                (message.tags,),
+                (message.headers,),
+                bodies=(message.body,),
+                is_delayed=is_delayed,
+            )
             owner.chain.sending(told)
             self._told.append(told)
             message = replace(message, headers=told.headers[0])
@@ -319,12 +365,19 @@ class Outbox:
 
     async def __aenter__(self) -> Outbox:
         if self._state != "new":
-            raise InvalidArgument("an outbox can be used only once: make a new one with mq.outbox(...)")
+            raise InvalidArgument(
+                "an outbox can be used only once: make a new one with mq.outbox(...)"
+            )
         await self._target.open()
         self._state = "open"
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._state = "closed"
         try:
             try:
@@ -369,7 +422,10 @@ class Outbox:
                 self._owner.chain.sent(told, ())
             else:
                 self._owner.chain.failed(
-                    told, error if isinstance(error, Exception) else InvalidArgument("the outbox's block has ended: make a new outbox")
+                    told,
+                    error
+                    if isinstance(error, Exception)
+                    else InvalidArgument("the outbox's block has ended: make a new outbox"),
                 )
 
     # --- after the commit ----------------------------------------------------------------------------------------------
@@ -393,11 +449,18 @@ class Outbox:
             return _decided(False) if self._committed is None else self._committed.future
         if self._target.is_in_transaction:
             raise _still_open()
-        rows = OutboxSender(Operations(self._target.runner()[1], self._table), sender, self._grace_ms)
+        rows = OutboxSender(
+            Operations(self._target.runner()[1], self._table), sender, self._grace_ms
+        )
         subjects: dict[str, list[OutboxMessage]] = {}
         for message in self._messages:
             subjects.setdefault(message.subject, []).append(message)
-        sent = sum([len((await rows.send_committed(subject, messages)).sent) for subject, messages in subjects.items()])
+        sent = sum(
+            [
+                len((await rows.send_committed(subject, messages)).sent)
+                for subject, messages in subjects.items()
+            ]
+        )
         return _decided(sent == len(self._messages))
 
 
@@ -429,7 +492,9 @@ def _decided(is_sent: bool) -> Future[bool]:
 
 
 def _still_open() -> InvalidArgument:
-    return InvalidArgument("the transaction is still open: commit it (or roll back) first, then call committed()")
+    return InvalidArgument(
+        "the transaction is still open: commit it (or roll back) first, then call committed()"
+    )
 
 
 def create_tables(engine: Any, table: str = TABLE) -> None:
@@ -448,7 +513,9 @@ async def create_tables_async(engine: Any, table: str = TABLE) -> None:
     await runner.run(_creating(runner.dialect, table))
 
 
-def _creating(dialect: str, table: str) -> Callable[[DatabaseConnection], Coroutine[Any, Any, None]]:
+def _creating(
+    dialect: str, table: str
+) -> Callable[[DatabaseConnection], Coroutine[Any, Any, None]]:
     async def work(connection: DatabaseConnection) -> None:
         for each in statements(dialect, table):
             await connection.execute(Statement(text(each), {}))
@@ -491,7 +558,11 @@ class _Commits:
             each.rolled_back()
 
 
-def when(connection: Connection, committing: Callable[[Callable[[], bool]], None], rolled_back: Callable[[], None]) -> None:
+def when(
+    connection: Connection,
+    committing: Callable[[Callable[[], bool]], None],
+    rolled_back: Callable[[], None],
+) -> None:
     """Call one of the two functions when the connection's transaction ends."""
     engine = connection.engine
     with _LOCK:
@@ -517,7 +588,12 @@ class BlockingOutbox:
         finish(self._box.__aenter__())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         finish(self._box.__aexit__(kind, error, trace))
 
     def committed(self) -> bool:

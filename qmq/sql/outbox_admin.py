@@ -40,9 +40,13 @@ class OutboxAdmin:
     def __init__(self, table: Operations) -> None:
         self._table = table
 
-    async def list(self, limit: int = 100, *, after: int = -1, only_aside: bool = False) -> list[Listed]:
+    async def list(
+        self, limit: int = 100, *, after: int = -1, only_aside: bool = False
+    ) -> list[Listed]:
         """The messages after a row, in the order in which they are sent."""
-        (answer,) = await self._table.ask(self._table.statements.list(after, limit, only_aside=only_aside))
+        (answer,) = await self._table.ask(
+            self._table.statements.list(after, limit, only_aside=only_aside)
+        )
         return [
             Listed(
                 number,
@@ -63,11 +67,15 @@ class OutboxAdmin:
 
     async def retry(self, ids: Sequence[int]) -> int:
         """Retry set-aside messages. Returns their number."""
-        return await self._change([self._table.statements.retry(chunk) for chunk in chunks(sorted(ids))])
+        return await self._change(
+            [self._table.statements.retry(chunk) for chunk in chunks(sorted(ids))]
+        )
 
     async def drop(self, ids: Sequence[int]) -> int:
         """Delete messages in any state: they will never be sent. Returns their number."""
-        return await self._change([self._table.statements.drop(chunk) for chunk in chunks(sorted(ids))])
+        return await self._change(
+            [self._table.statements.drop(chunk) for chunk in chunks(sorted(ids))]
+        )
 
     async def aside(self) -> Sequence[int]:
         """The ids of all set-aside messages."""
@@ -78,7 +86,9 @@ class OutboxAdmin:
 
     async def _change(self, statements: Sequence[Statement]) -> int:
         if not statements:
-            raise InvalidArgument("give message ids: they are in the first column of `qmq outbox list`")
+            raise InvalidArgument(
+                "give message ids: they are in the first column of `qmq outbox list`"
+            )
         return sum([answer.changed for answer in await self._table.ask(*statements)])
 
 

@@ -64,12 +64,21 @@ class OutboxMessage:
         """The most bytes that the message takes in a batch."""
         size = len(self.body) + len(self.key) + OTHERS_BYTES
         size += sum([_PER_ITEM_BYTES + len(tag.encode()) for tag in self.tags])
-        return size + sum([_PER_ITEM_BYTES + len(name.encode()) + len(value) for name, value in self.headers.items()])
+        return size + sum(
+            [
+                _PER_ITEM_BYTES + len(name.encode()) + len(value)
+                for name, value in self.headers.items()
+            ]
+        )
 
     def row(self) -> dict[str, Any]:
         """The row to insert."""
         tags = json.dumps(self.tags) if self.tags else None
-        headers = json.dumps({name: value.decode("latin-1") for name, value in self.headers.items()}) if self.headers else None
+        headers = (
+            json.dumps({name: value.decode("latin-1") for name, value in self.headers.items()})
+            if self.headers
+            else None
+        )
         return {
             "message_id": self.message_id,
             "subject": self.subject,
@@ -102,7 +111,11 @@ class OutboxRow:
 
 def key_hash(subject: str, key: bytes) -> int:
     """A 64-bit hash of subject and key, as a signed SQL integer."""
-    return int.from_bytes(hashlib.blake2b(subject.encode() + b"\0" + key, digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(subject.encode() + b"\0" + key, digest_size=8).digest(),
+        "little",
+        signed=True,
+    )
 
 
 def new_message(
@@ -138,7 +151,9 @@ def from_row(row: Sequence[Any]) -> OutboxRow:
     name, key_data, data = RowName(number, bytes(message_id)), bytes(key or b""), bytes(body)
     found = _content_bytes(key_data, tags, headers, data)
     if found != size:
-        fault = InvalidArgument(f"the row has {found} bytes of content where {size} were written: a column of the table is too narrow")
+        fault = InvalidArgument(
+            f"the row has {found} bytes of content where {size} were written: a column of the table is too narrow"
+        )
         return OutboxRow(name, None, fault)
     try:
         message = OutboxMessage(
@@ -146,7 +161,9 @@ def from_row(row: Sequence[Any]) -> OutboxRow:
             check_name("subject", subject),
             key_data,
             tuple(parse_json(tags)) if tags else (),
-            {name: value.encode("latin-1") for name, value in parse_json(headers).items()} if headers else {},
+            {name: value.encode("latin-1") for name, value in parse_json(headers).items()}
+            if headers
+            else {},
             data,
             due_ms,
             create_time_ms,
@@ -170,7 +187,9 @@ def holder_text(name: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    return "".join(each if " " <= each <= "~" else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        each if " " <= each <= "~" else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def _content_bytes(key: bytes, tags: str | None, headers: str | None, body: bytes) -> int:

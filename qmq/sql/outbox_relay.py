@@ -74,11 +74,22 @@ class OutboxSender:
     async def send_committed(self, subject: str, messages: Sequence[OutboxMessage]) -> HandedOver:
         """Send those of these messages that are committed. Raises what the driver raises."""
         found = await self.table.find([message.message_id for message in messages])
-        mine = [(found[message.message_id].id, message) for message in messages if message.message_id in found]
+        mine = [
+            (found[message.message_id].id, message)
+            for message in messages
+            if message.message_id in found
+        ]
         mine.sort(key=lambda row: row[0])
         held = await self._held(subject, mine)
-        going = [(RowName(number, message.message_id), message) for number, message in mine if number not in held]
-        await self.table.claim([row.id for row in found.values() if row.claimed_ms < self._grace_ms // 2], self._grace_ms)
+        going = [
+            (RowName(number, message.message_id), message)
+            for number, message in mine
+            if number not in held
+        ]
+        await self.table.claim(
+            [row.id for row in found.values() if row.claimed_ms < self._grace_ms // 2],
+            self._grace_ms,
+        )
         sent: set[RowName] = set()
         if going:
             async with self._claimed([number for number, _ in mine]):
@@ -91,17 +102,31 @@ class OutboxSender:
     async def send_left(self, subject: str, ids: Sequence[int]) -> LeftOver:
         """Send those of these rows that still wait; unreadable ones are set aside. Raises what the driver raises."""
         stored = await self.table.contents(ids)
-        await self.table.settle((), [(row.name, row.fault) for row in stored if row.fault is not None])
+        await self.table.settle(
+            (), [(row.name, row.fault) for row in stored if row.fault is not None]
+        )
         rows = [(row.name, row.message) for row in stored if row.message is not None]
         return LeftOver(len(rows), len(await self._send(subject, rows)) if rows else 0)
 
-    async def _send(self, subject: str, rows: Sequence[tuple[RowName, OutboxMessage]]) -> set[RowName]:
+    async def _send(
+        self, subject: str, rows: Sequence[tuple[RowName, OutboxMessage]]
+    ) -> set[RowName]:
         """Send rows of one subject, in order, and delete the sent ones. Returns these."""
         fates = await self._sender.send(subject, [message for _, message in rows])
         sent = [rows[place][0] for place in fates.sent]
-        failed = [(rows[place][0], error) for place, error in fates.failed if not isinstance(error, ClientClosed)]
+        failed = [
+            (rows[place][0], error)
+            for place, error in fates.failed
+            if not isinstance(error, ClientClosed)
+        ]
         if failed:
-            log.warning("%d messages of outbox %s to %s are not sent: %s", len(failed), self.table.statements.table, subject, failed[0][1])
+            log.warning(
+                "%d messages of outbox %s to %s are not sent: %s",
+                len(failed),
+                self.table.statements.table,
+                subject,
+                failed[0][1],
+            )
         await self.table.settle(sent, failed)
         return set(sent)
 
@@ -114,7 +139,11 @@ class OutboxSender:
         if not keys or not await self._is_ordered(subject):
             return set()
         earliest = await self.table.earliest(keys, list(hashes))
-        return {number for number, each in hashes.items() if each is not None and earliest.get(each, number) < number}
+        return {
+            number
+            for number, each in hashes.items()
+            if each is not None and earliest.get(each, number) < number
+        }
 
     async def _is_ordered(self, subject: str) -> bool:
         try:
@@ -144,7 +173,11 @@ class OutboxSender:
             try:
                 await self.table.claim(ids, self._grace_ms)
             except Exception as failure:  # any exception of a driver: at worst the watchdog sends these messages, too
-                log.warning("messages in outbox %s could not be claimed: %s", self.table.statements.table, error_text(failure))
+                log.warning(
+                    "messages in outbox %s could not be claimed: %s",
+                    self.table.statements.table,
+                    error_text(failure),
+                )
 
 
 ROUND_MESSAGES: Final = 1_000
@@ -256,7 +289,9 @@ class _Line:
                 entries = self._take()
                 is_full = bool(self._queue)
                 await self._look(entries)
-                is_stuck = is_full and len(self._held) == len(entries)  # the round was full, and no message of it was decided
+                is_stuck = is_full and len(self._held) == len(
+                    entries
+                )  # the round was full, and no message of it was decided
         finally:
             self._relay.ended(self._subject)
             for entry in (*self._held, *self._queue):
@@ -273,7 +308,11 @@ class _Line:
     def _take(self) -> list[_Entry]:
         entries, self._held = self._held, []
         size = sum([entry.message.size for entry in entries])
-        while self._queue and len(entries) < ROUND_MESSAGES and (not entries or size + self._queue[0].message.size <= ROUND_BYTES):
+        while (
+            self._queue
+            and len(entries) < ROUND_MESSAGES
+            and (not entries or size + self._queue[0].message.size <= ROUND_BYTES)
+        ):
             entries.append(self._queue.popleft())
             size += entries[-1].message.size
         return entries
@@ -284,8 +323,12 @@ class _Line:
         over: list[_Entry] = []
         early: list[_Entry] = []
         for entry in entries:
-            (over if entry.is_over() or now > entry.until or self._relay.is_closing else early).append(entry)
-        self._pause_s = min(self._pause_s + 0.001, 0.02) if early and not over else 0.0 if early else HELD_S
+            (
+                over if entry.is_over() or now > entry.until or self._relay.is_closing else early
+            ).append(entry)
+        self._pause_s = (
+            min(self._pause_s + 0.001, 0.02) if early and not over else 0.0 if early else HELD_S
+        )
         if over:
             await self._round(over)
         self._held += early
@@ -295,11 +338,16 @@ class _Line:
         sent: frozenset[bytes] = frozenset()
         held: frozenset[bytes] = frozenset()
         try:
-            found = await relay.rows.send_committed(self._subject, [entry.message for entry in entries])
+            found = await relay.rows.send_committed(
+                self._subject, [entry.message for entry in entries]
+            )
             sent, held = found.sent, found.held
         except Exception as failure:  # drivers raise different errors
             log.warning(
-                "messages to %s stay in outbox %s for now: %s", self._subject, relay.rows.table.statements.table, error_text(failure)
+                "messages to %s stay in outbox %s for now: %s",
+                self._subject,
+                relay.rows.table.statements.table,
+                error_text(failure),
             )
         if relay.is_closing or len(held) >= ROUND_MESSAGES:
             held = frozenset()

@@ -13,7 +13,13 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from qmq.errors import InvalidArgument
-from qmq.sql.connection import AlchemyConnection, DatabaseConnection, DriverConnection, finish, settle
+from qmq.sql.connection import (
+    AlchemyConnection,
+    DatabaseConnection,
+    DriverConnection,
+    finish,
+    settle,
+)
 from qmq.sql.dialects import packages
 
 _R = TypeVar("_R")
@@ -39,7 +45,9 @@ class EngineRunner:
         A caller that is cancelled waits for the end of the work: the work is short, and a driver must not lose its connection half-way.
         """
         async with self._room:
-            task = asyncio.ensure_future(self._begin(work) if self._is_async else asyncio.to_thread(self.run_here, work))
+            task = asyncio.ensure_future(
+                self._begin(work) if self._is_async else asyncio.to_thread(self.run_here, work)
+            )
             try:
                 return await asyncio.shield(task)
             except asyncio.CancelledError:
@@ -82,7 +90,9 @@ Runner = EngineRunner | LentRunner
 def check_engine(engine: Any) -> Any:
     """Returns a SQLAlchemy `Engine` or `AsyncEngine`. Raises InvalidArgument for anything else."""
     if "sqlalchemy" not in packages(engine) or not hasattr(engine, "dispose"):
-        raise InvalidArgument(f"an Engine or AsyncEngine of SQLAlchemy 2 is needed here, not a {type(engine).__name__}")
+        raise InvalidArgument(
+            f"an Engine or AsyncEngine of SQLAlchemy 2 is needed here, not a {type(engine).__name__}"
+        )
     return engine
 
 
@@ -98,4 +108,6 @@ def open_engine(url: str) -> Any:
             return create_async_engine(parsed, pool_pre_ping=True)
         return create_engine(parsed, pool_pre_ping=True)
     except (ArgumentError, NoSuchModuleError, ImportError) as cause:
-        raise InvalidArgument(f"the database's URL cannot be used: {cause}") from None  # without the URL, which may contain a password
+        raise InvalidArgument(
+            f"the database's URL cannot be used: {cause}"
+        ) from None  # without the URL, which may contain a password

@@ -70,7 +70,9 @@ class Fates:
 
 def is_final(error: QmqError) -> bool:
     """Whether sending the message again unchanged will not help."""
-    return isinstance(error, CallerError) and not isinstance(error, ClientClosed | BufferFull | NeverReached)
+    return isinstance(error, CallerError) and not isinstance(
+        error, ClientClosed | BufferFull | NeverReached
+    )
 
 
 def slices(messages: Sequence[OutboxMessage], places: Sequence[int]) -> Iterator[list[int]]:
@@ -129,7 +131,14 @@ class Sender:
                     await self._send(subject, is_delayed, messages, piece, fates)
         return fates
 
-    async def _send(self, subject: str, is_delayed: bool, messages: Sequence[OutboxMessage], places: list[int], fates: Fates) -> None:
+    async def _send(
+        self,
+        subject: str,
+        is_delayed: bool,
+        messages: Sequence[OutboxMessage],
+        places: list[int],
+        fates: Fates,
+    ) -> None:
         """Send a slice, or a part of one that failed."""
         try:
             way = await self._way(subject, is_delayed)
@@ -146,7 +155,13 @@ class Sender:
                 await self._failed(subject, is_delayed, messages, chosen, fates, error)
 
     async def _failed(
-        self, subject: str, is_delayed: bool, messages: Sequence[OutboxMessage], places: list[int], fates: Fates, error: QmqError
+        self,
+        subject: str,
+        is_delayed: bool,
+        messages: Sequence[OutboxMessage],
+        places: list[int],
+        fates: Fates,
+        error: QmqError,
     ) -> None:
         """A whole batch failed. One of its messages may be the cause."""
         if len(places) > 1 and isinstance(error, InvalidArgument | MessageTooLarge | DelayTooLong):
@@ -157,12 +172,19 @@ class Sender:
         else:
             fates.failed += [(place, error) for place in places]
             if isinstance(error, OrderMismatch):
-                self._ways.pop((subject, is_delayed), None)  # the subject has changed since its producer was made
+                self._ways.pop(
+                    (subject, is_delayed), None
+                )  # the subject has changed since its producer was made
 
-    def _put(self, way: Producer | OrderedProducer, messages: Sequence[OutboxMessage]) -> Sequence[tuple[Ticket, Sequence[int]]]:
+    def _put(
+        self, way: Producer | OrderedProducer, messages: Sequence[OutboxMessage]
+    ) -> Sequence[tuple[Ticket, Sequence[int]]]:
         columns, create_time_ms = columns_of(messages)
         if isinstance(way, OrderedProducer):
-            return [(chunk.ticket, chunk.indices) for chunk in way.put(columns, create_time_ms=create_time_ms)]
+            return [
+                (chunk.ticket, chunk.indices)
+                for chunk in way.put(columns, create_time_ms=create_time_ms)
+            ]
         tickets = way.put(columns, create_time_ms=create_time_ms).tickets
         assert len(tickets) == 1, "a slice is smaller than a batch"
         return [(tickets[0], range(len(messages)))]
@@ -174,7 +196,9 @@ class Sender:
             ordering = await self._ordering(delayed_target(subject) if is_delayed else subject)
             way = self._ways.get((subject, is_delayed))
             if way is None:
-                way = self._ways[subject, is_delayed] = self._make(subject, is_delayed, ordering is not None)
+                way = self._ways[subject, is_delayed] = self._make(
+                    subject, is_delayed, ordering is not None
+                )
         return way
 
     async def _ordering(self, target: str) -> Ordering | None:
@@ -182,9 +206,15 @@ class Sender:
             async with asyncio.timeout(self._find_s):
                 return await self._producers.ordering(target)
         except TimeoutError:
-            raise DeadlineExceeded(f"subject {spoken(target)} could not be located in {self._find_s:g} s") from None
+            raise DeadlineExceeded(
+                f"subject {spoken(target)} could not be located in {self._find_s:g} s"
+            ) from None
 
     def _make(self, subject: str, is_delayed: bool, is_ordered: bool) -> Producer | OrderedProducer:
         if is_delayed:
             return self._producers.delayed_producer(subject)
-        return self._producers.ordered_producer(subject) if is_ordered else self._producers.producer(subject)
+        return (
+            self._producers.ordered_producer(subject)
+            if is_ordered
+            else self._producers.producer(subject)
+        )

@@ -110,7 +110,9 @@ class OutboxStatements:
 
     def claim(self, ids: Sequence[int], grace_ms: int) -> Statement:
         """Claim messages from now on."""
-        return Statement(_claim(self, places_for(len(ids))), listed("row", ids) | {"grace": grace_ms})
+        return Statement(
+            _claim(self, places_for(len(ids))), listed("row", ids) | {"grace": grace_ms}
+        )
 
     def sent(self, rows: Sequence[RowName]) -> Statement:
         """Delete messages that were sent."""
@@ -118,7 +120,10 @@ class OutboxStatements:
 
     def failed(self, rows: Sequence[RowName], error: str, *, is_final: bool) -> Statement:
         """Messages that could not be sent stay waiting and unclaimed, or are set aside."""
-        return Statement(_failed(self, places_for(len(rows)), ASIDE if is_final else WAITING), self._named(rows) | {"error": error})
+        return Statement(
+            _failed(self, places_for(len(rows)), ASIDE if is_final else WAITING),
+            self._named(rows) | {"error": error},
+        )
 
     def _named(self, rows: Sequence[RowName]) -> dict[str, Any]:
         ids = [bytes_value(self.dialect, row.message_id) for row in rows]
@@ -158,15 +163,23 @@ class OutboxStatements:
 
     def take_lease(self, holder: str, token: int, lease_ms: int) -> Statement:
         """Compare and set: the lease has expired, and was not taken since `token` was read. Changes one row or none."""
-        return Statement(_leases(self).take, {"outbox": self.table, "seen": token, "taker": holder, "lease": lease_ms})
+        return Statement(
+            _leases(self).take,
+            {"outbox": self.table, "seen": token, "taker": holder, "lease": lease_ms},
+        )
 
     def renew_lease(self, holder: str, token: int, lease_ms: int) -> Statement:
         """Renew the lease, even if it has expired, unless another watchdog has taken it. Changes one row or none."""
-        return Statement(_leases(self).renew, {"outbox": self.table, "mine": holder, "seen": token, "lease": lease_ms})
+        return Statement(
+            _leases(self).renew,
+            {"outbox": self.table, "mine": holder, "seen": token, "lease": lease_ms},
+        )
 
     def release_lease(self, holder: str, token: int) -> Statement:
         """Release the lease, so that another watchdog can take it immediately."""
-        return Statement(_leases(self).release, {"outbox": self.table, "mine": holder, "seen": token})
+        return Statement(
+            _leases(self).release, {"outbox": self.table, "mine": holder, "seen": token}
+        )
 
 
 # --- forms -----------------------------------------------------------------------------------------------------------------
@@ -175,7 +188,11 @@ class OutboxStatements:
 @lru_cache(maxsize=_FORMS)
 def _insert(statements: OutboxStatements, count: int) -> ClauseElement:
     def place(name: str, index: int) -> ColumnElement[Any]:
-        return bytes_place(statements.dialect, f"{name}_{index}") if name in _BYTES else bindparam(f"{name}_{index}")
+        return (
+            bytes_place(statements.dialect, f"{name}_{index}")
+            if name in _BYTES
+            else bindparam(f"{name}_{index}")
+        )
 
     new = {
         "state": number(WAITING),
@@ -183,7 +200,9 @@ def _insert(statements: OutboxStatements, count: int) -> ClauseElement:
         "claimed_by": bindparam("holder"),
         "claimed_until": statements.now + bindparam("grace"),
     }
-    return insert(statements.rows).values([{name: place(name, index) for name in _CONTENT} | new for index in range(count)])
+    return insert(statements.rows).values(
+        [{name: place(name, index) for name in _CONTENT} | new for index in range(count)]
+    )
 
 
 @lru_cache(maxsize=_FORMS)
@@ -198,23 +217,35 @@ def _find(statements: OutboxStatements, count: int) -> ClauseElement:
 @lru_cache(maxsize=_FORMS)
 def _stored(statements: OutboxStatements, count: int) -> ClauseElement:
     rows = statements.rows.c
-    return select(rows.message_id).where(rows.message_id.in_([bytes_place(statements.dialect, f"message_{at}") for at in range(count)]))
+    return select(rows.message_id).where(
+        rows.message_id.in_(
+            [bytes_place(statements.dialect, f"message_{at}") for at in range(count)]
+        )
+    )
 
 
 @lru_cache(maxsize=_FORMS)
 def _earliest(statements: OutboxStatements, hashes: int, besides: int) -> ClauseElement:
     rows = statements.rows.c
-    found = select(rows.key_hash, func.min(rows.id)).where(rows.key_hash.in_(places("hash", hashes)), rows.state == number(WAITING))
+    found = select(rows.key_hash, func.min(rows.id)).where(
+        rows.key_hash.in_(places("hash", hashes)), rows.state == number(WAITING)
+    )
     return found.where(rows.id.not_in(places("besides", besides))).group_by(rows.key_hash)
 
 
 @lru_cache(maxsize=_FORMS)
 def _claim(statements: OutboxStatements, count: int) -> ClauseElement:
     rows = statements.rows
-    return update(rows).values(claimed_until=statements.now + bindparam("grace")).where(rows.c.id.in_(places("row", count)))
+    return (
+        update(rows)
+        .values(claimed_until=statements.now + bindparam("grace"))
+        .where(rows.c.id.in_(places("row", count)))
+    )
 
 
-def _are_named(rows: TableClause, dialect: str, count: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+def _are_named(
+    rows: TableClause, dialect: str, count: int
+) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     ids = [bytes_place(dialect, f"message_{index}") for index in range(count)]
     return rows.c.id.in_(places("row", count)), rows.c.message_id.in_(ids)
 
@@ -235,7 +266,10 @@ def _drop(statements: OutboxStatements, count: int) -> ClauseElement:
 def _failed(statements: OutboxStatements, count: int, state: int) -> ClauseElement:
     rows = statements.rows
     changed = update(rows).values(
-        attempts=rows.c.attempts + number(1), claimed_until=number(0), last_error=bindparam("error"), state=number(state)
+        attempts=rows.c.attempts + number(1),
+        claimed_until=number(0),
+        last_error=bindparam("error"),
+        state=number(state),
     )
     return changed.where(*_are_named(rows, statements.dialect, count))
 
@@ -243,7 +277,13 @@ def _failed(statements: OutboxStatements, count: int, state: int) -> ClauseEleme
 @lru_cache(maxsize=_FORMS)
 def _waiting(statements: OutboxStatements, besides: int) -> ClauseElement:
     rows = statements.rows.c
-    found = select(rows.id, rows.subject, rows.key_hash, rows.content_bytes, rows.claimed_until - statements.now)
+    found = select(
+        rows.id,
+        rows.subject,
+        rows.key_hash,
+        rows.content_bytes,
+        rows.claimed_until - statements.now,
+    )
     found = found.where(rows.state == number(WAITING), rows.id > bindparam("after"))
     if besides:
         found = found.where(rows.subject.not_in(places("besides", besides)))
@@ -260,10 +300,21 @@ def _contents(statements: OutboxStatements, count: int) -> ClauseElement:
 @lru_cache(maxsize=_FORMS)
 def _list(statements: OutboxStatements, only_aside: bool) -> ClauseElement:
     rows = statements.rows.c
-    shown = ("id", "message_id", "subject", "message_key", "content_bytes", "due_ms", "create_time_ms", "state", "attempts", "claimed_by")
-    found = select(*[rows[name] for name in shown], rows.claimed_until - statements.now, rows.last_error).where(
-        rows.id > bindparam("after")
+    shown = (
+        "id",
+        "message_id",
+        "subject",
+        "message_key",
+        "content_bytes",
+        "due_ms",
+        "create_time_ms",
+        "state",
+        "attempts",
+        "claimed_by",
     )
+    found = select(
+        *[rows[name] for name in shown], rows.claimed_until - statements.now, rows.last_error
+    ).where(rows.id > bindparam("after"))
     if only_aside:
         found = found.where(rows.state == number(ASIDE))
     return found.order_by(rows.id).limit(bindparam("most"))
@@ -291,10 +342,19 @@ def _leases(statements: OutboxStatements) -> _Leases:
     until = statements.now + bindparam("lease")
     is_ours = leases.name == bindparam("outbox")
     seen = update(table).where(is_ours, leases.token == bindparam("seen"))
-    mine = seen.where(leases.holder == bindparam("mine"))  # A database that is put back gives the same token to another holder.
-    nobody = {"name": bindparam("outbox"), "holder": bindparam("nobody"), "token": number(0), "lease_until": number(0)}
+    mine = seen.where(
+        leases.holder == bindparam("mine")
+    )  # A database that is put back gives the same token to another holder.
+    nobody = {
+        "name": bindparam("outbox"),
+        "holder": bindparam("nobody"),
+        "token": number(0),
+        "lease_until": number(0),
+    }
     return _Leases(
-        view=select(leases.holder, leases.token, leases.lease_until - statements.now).where(is_ours),
+        view=select(leases.holder, leases.token, leases.lease_until - statements.now).where(
+            is_ours
+        ),
         create=insert(table).values(nobody),
         take=seen.where(leases.lease_until <= statements.now).values(
             holder=bindparam("taker"), token=leases.token + number(1), lease_until=until
@@ -350,18 +410,26 @@ class Operations:
     async def find(self, message_ids: Sequence[bytes]) -> dict[bytes, Found]:
         """The rows of these messages that are committed and waiting."""
         rows = await self._rows(map(self.statements.find, chunks(message_ids)))
-        return {bytes(message_id): Found(number, claimed_ms) for number, message_id, claimed_ms in rows}
+        return {
+            bytes(message_id): Found(number, claimed_ms) for number, message_id, claimed_ms in rows
+        }
 
     async def earliest(self, key_hashes: Sequence[int], besides: Sequence[int]) -> dict[int, int]:
         """The first waiting row of each key, not counting the given rows."""
-        rows = await self._rows([self.statements.earliest(hashes, besides) for hashes in chunks(key_hashes)])
+        rows = await self._rows(
+            [self.statements.earliest(hashes, besides) for hashes in chunks(key_hashes)]
+        )
         return dict(rows)
 
     async def claim(self, ids: Sequence[int], grace_ms: int) -> None:
         if ids:
-            await self.ask(*[self.statements.claim(chunk, grace_ms) for chunk in chunks(sorted(ids))])
+            await self.ask(
+                *[self.statements.claim(chunk, grace_ms) for chunk in chunks(sorted(ids))]
+            )
 
-    async def settle(self, sent: Sequence[RowName], failed: Iterable[tuple[RowName, QmqError]]) -> None:
+    async def settle(
+        self, sent: Sequence[RowName], failed: Iterable[tuple[RowName, QmqError]]
+    ) -> None:
         """Delete sent rows; keep failed rows waiting, or set them aside."""
         by_error: dict[tuple[str, bool], list[RowName]] = defaultdict(list)
         for row, error in failed:
@@ -369,17 +437,25 @@ class Operations:
         # In one order, so that two processes that delete do not deadlock.
         statements = [self.statements.sent(chunk) for chunk in chunks(sorted(sent), MANY // 2)]
         for (text, is_aside), rows in by_error.items():
-            statements += [self.statements.failed(chunk, text, is_final=is_aside) for chunk in chunks(sorted(rows), MANY // 2)]
+            statements += [
+                self.statements.failed(chunk, text, is_final=is_aside)
+                for chunk in chunks(sorted(rows), MANY // 2)
+            ]
         if statements:
             await self.ask(*statements)
 
     async def waiting(self, after: int, limit: int, besides: Sequence[str]) -> list[WaitingRow]:
         """The waiting rows after a row, in order, without some subjects."""
-        return [WaitingRow(*row) for row in await self._rows([self.statements.waiting(after, limit, besides[:MANY])])]
+        return [
+            WaitingRow(*row)
+            for row in await self._rows([self.statements.waiting(after, limit, besides[:MANY])])
+        ]
 
     async def contents(self, ids: Sequence[int]) -> list[OutboxRow]:
         """The messages of these rows, in order."""
-        return [from_row(row) for row in await self._rows(map(self.statements.contents, chunks(ids)))]
+        return [
+            from_row(row) for row in await self._rows(map(self.statements.contents, chunks(ids)))
+        ]
 
     # --- the lease -----------------------------------------------------------------------------------------------------
 

@@ -126,7 +126,11 @@ def check_table(name: object) -> str:
     """An outbox table's name, perhaps with its schema and a dot before it. Raises InvalidName, InvalidArgument."""
     if not isinstance(name, str):
         raise InvalidArgument(f"a table's name is a str, not {type(name).__name__}")
-    if not _NAME.fullmatch(name) or len(name.rpartition(".")[2]) > TABLE_CHARS_MAX or len(name) > 2 * TABLE_CHARS_MAX:
+    if (
+        not _NAME.fullmatch(name)
+        or len(name.rpartition(".")[2]) > TABLE_CHARS_MAX
+        or len(name) > 2 * TABLE_CHARS_MAX
+    ):
         raise InvalidName(
             f"{name!r} is not a name for an outbox table: use letters, digits and _, at most {TABLE_CHARS_MAX}; "
             "perhaps a schema's name and a dot before it"
@@ -145,7 +149,12 @@ def migration(dialect: str, table: str = TABLE) -> str:
     InvalidName.
     """
     bare = check_table(table).rpartition(".")[2]
-    return _DDL[check_dialect(dialect)].strip().format(table=table, bare=bare, lease=lease_table(table)) + "\n"
+    return (
+        _DDL[check_dialect(dialect)]
+        .strip()
+        .format(table=table, bare=bare, lease=lease_table(table))
+        + "\n"
+    )
 
 
 def statements(dialect: str, table: str = TABLE) -> list[str]:

@@ -31,7 +31,17 @@ from qmq.sql.outbox_relay import OutboxSender, log
 from qmq.sql.outbox_runner import EngineRunner
 from qmq.sql.outbox_sender import Sender
 from qmq.sql.outbox_statements import Operations
-from qmq.sql.outbox_turns import Held, LeaseRow, Patience, Step, WaitingRow, after_asking, choose, next_step, wait_s
+from qmq.sql.outbox_turns import (
+    Held,
+    LeaseRow,
+    Patience,
+    Step,
+    WaitingRow,
+    after_asking,
+    choose,
+    next_step,
+    wait_s,
+)
 
 LOOK_ROWS: Final = 5_000
 """The largest number of rows that one look reads, without their contents."""
@@ -100,7 +110,9 @@ class Watchdog:
     async def _keep_lease(self) -> None:
         while True:
             async for attempt in AsyncRetrying(
-                wait=wait_random_exponential(0.1, 5.0), retry=retry_if_exception_type(Exception), before_sleep=self._complain
+                wait=wait_random_exponential(0.1, 5.0),
+                retry=retry_if_exception_type(Exception),
+                before_sleep=self._complain,
             ):
                 with attempt:
                     await self._step()
@@ -115,11 +127,15 @@ class Watchdog:
             await self._table.create_lease()
         elif step is Step.TAKE and self._row is not None:
             token = self._row.token
-            is_changed = await self._table.changed(self._table.statements.take_lease(self._holder, token, self._lease_ms))
+            is_changed = await self._table.changed(
+                self._table.statements.take_lease(self._holder, token, self._lease_ms)
+            )
             self._believe(after_asking(token + 1, is_changed, asked_at, self._lease_s))
         elif step is Step.RENEW and self._held is not None:
             token = self._held.token
-            is_changed = await self._table.changed(self._table.statements.renew_lease(self._holder, token, self._lease_ms))
+            is_changed = await self._table.changed(
+                self._table.statements.renew_lease(self._holder, token, self._lease_ms)
+            )
             self._believe(after_asking(token, is_changed, asked_at, self._lease_s))
 
     @property
@@ -128,7 +144,12 @@ class Watchdog:
 
     def _believe(self, held: Held | None) -> None:
         if (held is None) != (self._held is None):
-            log.info("watchdog %s of outbox %s %s", self._holder, self._table.statements.table, "works" if held else "lost its lease")
+            log.info(
+                "watchdog %s of outbox %s %s",
+                self._holder,
+                self._table.statements.table,
+                "works" if held else "lost its lease",
+            )
         self._held = held
         if held is not None:
             self._work.set()
@@ -141,9 +162,15 @@ class Watchdog:
             return
         try:
             async with asyncio.timeout(LEAVE_S):
-                await self._table.changed(self._table.statements.release_lease(self._holder, held.token))
-        except Exception as failure:  # any exception of a driver: other watchdogs wait until the lease expires
-            log.info("watchdog %s could not release its lease: %s", self._holder, error_text(failure))
+                await self._table.changed(
+                    self._table.statements.release_lease(self._holder, held.token)
+                )
+        except (
+            Exception
+        ) as failure:  # any exception of a driver: other watchdogs wait until the lease expires
+            log.info(
+                "watchdog %s could not release its lease: %s", self._holder, error_text(failure)
+            )
 
     # --- the work ------------------------------------------------------------------------------------------------------
 
@@ -152,7 +179,9 @@ class Watchdog:
             await self._work.wait()
             is_news = False
             async for attempt in AsyncRetrying(
-                wait=wait_random_exponential(0.1, 5.0), retry=retry_if_exception_type(Exception), before_sleep=self._complain
+                wait=wait_random_exponential(0.1, 5.0),
+                retry=retry_if_exception_type(Exception),
+                before_sleep=self._complain,
             ):
                 with attempt:
                     is_news = self.is_working and await self.look()
@@ -161,7 +190,9 @@ class Watchdog:
     async def _rest(self, is_news: bool) -> None:
         """Wait until a subject's task has ended or some time has passed."""
         if self._busy and is_news:
-            await asyncio.wait(self._busy.values(), timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                self._busy.values(), timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED
+            )
         else:
             await asyncio.sleep(self._look_s)
 
@@ -174,7 +205,9 @@ class Watchdog:
         seen = [*self._busy, *self._patience.resting(self._now())]
         while len(self._busy) < SUBJECTS_MAX:
             rows = await self._table.waiting(after, LOOK_ROWS, seen)
-            self._begin([row for row in rows if row.subject not in seen])  # the largest number of subjects that one statement can leave out
+            self._begin(
+                [row for row in rows if row.subject not in seen]
+            )  # the largest number of subjects that one statement can leave out
             if len(rows) < LOOK_ROWS:
                 break
             after = rows[-1].id
@@ -184,7 +217,9 @@ class Watchdog:
     def _begin(self, rows: Sequence[WaitingRow]) -> None:
         for subject, ids in choose(rows, ROUND_MESSAGES, ROUND_BYTES).items():
             if len(self._busy) < SUBJECTS_MAX and subject not in self._busy:
-                task = self._busy[subject] = asyncio.get_running_loop().create_task(self._deliver(subject, ids))
+                task = self._busy[subject] = asyncio.get_running_loop().create_task(
+                    self._deliver(subject, ids)
+                )
                 task.add_done_callback(lambda _, subject=subject: self._busy.pop(subject, None))  # type: ignore[misc]
 
     async def _deliver(self, subject: str, ids: Sequence[int]) -> None:
@@ -197,11 +232,18 @@ class Watchdog:
                 self._patience.failed(subject, self._now())
         except Exception as failure:  # any exception of a driver
             self._patience.failed(subject, self._now())
-            log.warning("watchdog %s could not send to %s: %s", self._holder, subject, error_text(failure))
+            log.warning(
+                "watchdog %s could not send to %s: %s", self._holder, subject, error_text(failure)
+            )
 
     def _complain(self, state: RetryCallState) -> None:
         failure = state.outcome.exception() if state.outcome is not None else None
-        log.warning("watchdog %s of outbox %s: %s", self._holder, self._table.statements.table, error_text(failure) if failure else "")
+        log.warning(
+            "watchdog %s of outbox %s: %s",
+            self._holder,
+            self._table.statements.table,
+            error_text(failure) if failure else "",
+        )
 
 
 class Watchdogs:
@@ -217,19 +259,25 @@ class Watchdogs:
         look_s: float,
         debezium: DebeziumTable | None = None,
     ) -> None:
-        if not isinstance(lease, timedelta) or not timedelta(seconds=1) <= lease <= timedelta(hours=1):
+        if not isinstance(lease, timedelta) or not timedelta(seconds=1) <= lease <= timedelta(
+            hours=1
+        ):
             raise InvalidArgument(f"lease is a timedelta of a second to an hour, not {lease!r}")
         if not engines or not tables:
             raise InvalidArgument("a watchdog needs a database and a table")
         if debezium is not None and len(tables) > 1:
-            raise InvalidArgument("rows of Debezium's layout go into one outbox table: name one, or run another watchdog")
+            raise InvalidArgument(
+                "rows of Debezium's layout go into one outbox table: name one, or run another watchdog"
+            )
         self.dogs = [
             Watchdog(
                 OutboxSender(Operations(EngineRunner(engine), table), sender),
                 holder_text(f"{holder}:{uuid4().hex[:8]}"),
                 lease.total_seconds(),
                 look_s,
-                intake=None if debezium is None else DebeziumIntake(EngineRunner(engine), debezium, table),
+                intake=None
+                if debezium is None
+                else DebeziumIntake(EngineRunner(engine), debezium, table),
             )
             for engine in engines
             for table in tables
@@ -247,7 +295,12 @@ class Watchdogs:
         self._task = asyncio.get_running_loop().create_task(self.run())
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["TestCluster", "VirtualClock", "virtual"]
 
-_MODULES: Final = {"TestCluster": "cluster", "VirtualClock": "virtual_clock", "virtual": "virtual_clock"}
+_MODULES: Final = {
+    "TestCluster": "cluster",
+    "VirtualClock": "virtual_clock",
+    "virtual": "virtual_clock",
+}
 
 
 def __getattr__(name: str) -> Any:

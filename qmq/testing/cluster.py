@@ -105,9 +105,15 @@ class TestCluster:
         log: LogConfig | None = None,
         make_disk: Callable[[str], MortalDisk] = lambda _: MortalDisk(),
         make_driver: Callable[..., Driver] = Driver,
-        make_store: Callable[[Callable[[], float]], EmbeddedStore] = lambda monotonic_s: EmbeddedStore(monotonic_s=monotonic_s),
+        make_store: Callable[[Callable[[], float]], EmbeddedStore] = lambda monotonic_s: (
+            EmbeddedStore(monotonic_s=monotonic_s)
+        ),
     ) -> None:
-        for what, count, least in (("brokers", brokers, 1), ("groups", groups, 1), ("delay", int(delay), 0)):
+        for what, count, least in (
+            ("brokers", brokers, 1),
+            ("groups", groups, 1),
+            ("delay", int(delay), 0),
+        ):
             if not least <= count <= REPLICAS_MAX:
                 raise InvalidArgument(f"{what} must be {least} to {REPLICAS_MAX}, not {count}")
         self._shape = _shape(brokers, groups, int(delay))
@@ -151,14 +157,20 @@ class TestCluster:
         stack.push_async_callback(store.close)
         self._canary = asyncio.create_task(asyncio.Event().wait())
         stack.push_async_callback(self._kill_all)
-        site = Site(folder, store, self._parties, clock, self._log, self._make_disk, self._make_driver)
+        site = Site(
+            folder, store, self._parties, clock, self._log, self._make_disk, self._make_driver
+        )
         self.machine_clock = clock
         self._meta = self._machines[META] = Metaserver(site, META)
         for group, names in self._shape.items():
             settings = process.DEFAULT if group == DELAY else None
             for name in names:
-                self._machines[name] = ReplicaMachine(site, group, name, names, settings=settings, failed=self._failed)
-        started = await asyncio.gather(*[machine.start() for machine in self._machines.values()], return_exceptions=True)
+                self._machines[name] = ReplicaMachine(
+                    site, group, name, names, settings=settings, failed=self._failed
+                )
+        started = await asyncio.gather(
+            *[machine.start() for machine in self._machines.values()], return_exceptions=True
+        )
         for failure in started:
             if failure is not None:
                 raise failure
@@ -166,7 +178,12 @@ class TestCluster:
             await self.until_master(group)
         stack.push_async_callback(self._close_clients)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Stop everything. Raises StorageError if a server stopped by itself, unless the test failed already."""
         ending, self._ending = self._ending, contextlib.AsyncExitStack()
         assert ending is not None
@@ -190,7 +207,9 @@ class TestCluster:
         try:
             await asyncio.wait_for(client.close(), CLOSE_S)
         except TimeoutError:
-            log.info("a client could not send or give back all of its messages within %s s", CLOSE_S)
+            log.info(
+                "a client could not send or give back all of its messages within %s s", CLOSE_S
+            )
 
     async def _kill_all(self) -> None:
         if await self._is_alone():
@@ -212,7 +231,9 @@ class TestCluster:
     def clock(self) -> VirtualClock:
         """The clock that the cluster was made with. Raises InvalidArgument if there is none."""
         if self._virtual is None:
-            raise InvalidArgument("this cluster uses the machine's clock, which cannot be moved: use TestCluster(clock=virtual())")
+            raise InvalidArgument(
+                "this cluster uses the machine's clock, which cannot be moved: use TestCluster(clock=virtual())"
+            )
         return self._virtual
 
     @property
@@ -238,13 +259,21 @@ class TestCluster:
         """
         self._require_running()
         if at in (META, COORDINATION) or "/" in at:
-            raise InvalidArgument(f"no client can run at {at!r}: name a broker's machine, or a new machine")
+            raise InvalidArgument(
+                f"no client can run at {at!r}: name a broker's machine, or a new machine"
+            )
         if at and at not in (*self._machines, *self._strangers, CLIENTS):
             self._strangers.append(at)
         network: Network = self._parties.network(at or CLIENTS)
         if token is not None and (source := token_source(token)) is not None:
             network = TokenNetwork(network, source)
-        client = Client(self._meta.address, clock=self.machine_clock, network=network, for_threads=beside, **options)
+        client = Client(
+            self._meta.address,
+            clock=self.machine_clock,
+            network=network,
+            for_threads=beside,
+            **options,
+        )
         self._clients.append(client)
         return client
 
@@ -252,7 +281,9 @@ class TestCluster:
         """The master of a group, which may be omitted if there is one broker group. Raises NotConnected if it has none at the moment."""
         serving = [each for each in self._replicas(self._group(group)) if each.is_serving]
         if not serving:
-            raise NotConnected(f"{self._group(group)} has no master at the moment: `await cluster.until_master()`")
+            raise NotConnected(
+                f"{self._group(group)} has no master at the moment: `await cluster.until_master()`"
+            )
         return max(serving, key=lambda each: each.epoch).name
 
     async def until_master(self, group: str = "", *, other_than: str = "") -> str:
@@ -268,7 +299,9 @@ class TestCluster:
                     return found
             await asyncio.sleep(_POLL_S)
         which = "other master" if other_than else "master"
-        raise NotConnected(f"{group} has had no {which} for {WAIT_S} s: is a majority of it running and connected?")
+        raise NotConnected(
+            f"{group} has had no {which} for {WAIT_S} s: is a majority of it running and connected?"
+        )
 
     def _is_known(self, group: str, name: str) -> bool:
         view = self._meta.view
@@ -283,7 +316,9 @@ class TestCluster:
         if not group and len(brokers) > 1:
             raise InvalidArgument(f"name the group: {', '.join(self._shape)}")
         if group and group not in self._shape:
-            raise InvalidArgument(f"there is no group {group!r}: there are {', '.join(self._shape)}")
+            raise InvalidArgument(
+                f"there is no group {group!r}: there are {', '.join(self._shape)}"
+            )
         return group or brokers[0]
 
     def _replicas(self, group: str) -> list[ReplicaMachine]:
@@ -295,12 +330,16 @@ class TestCluster:
         self._require_running()
         found = self._machines.get(name)
         if found is None:
-            raise InvalidArgument(f"there is no machine {name!r}: there are {', '.join(self.names)}")
+            raise InvalidArgument(
+                f"there is no machine {name!r}: there are {', '.join(self.names)}"
+            )
         return found
 
     def _require_running(self) -> None:
         if not self._machines:
-            raise InvalidArgument("this cluster is not started: use `async with TestCluster() as cluster`")
+            raise InvalidArgument(
+                "this cluster is not started: use `async with TestCluster() as cluster`"
+            )
 
     # --- faults --------------------------------------------------------------------------------------------------------
 
@@ -336,7 +375,9 @@ class TestCluster:
         parties = (*self.names, COORDINATION, CLIENTS, *self._strangers)
         for each in (name, other or name):
             if each not in parties:
-                raise InvalidArgument(f"there is no {each!r} to be cut off: there are {', '.join(parties)}")
+                raise InvalidArgument(
+                    f"there is no {each!r} to be cut off: there are {', '.join(parties)}"
+                )
         if name == other:
             raise InvalidArgument(f"{name} cannot be cut off from itself")
         pairs = [(name, each) for each in ((other,) if other else parties) if each != name]
@@ -354,7 +395,9 @@ class TestCluster:
 def _shape(brokers: int, groups: int, delay: int) -> dict[str, tuple[str, ...]]:
     """Groups and their replicas."""
     shape = {
-        f"group-{group + 1}": tuple(f"broker-{number + 1}" for number in range(group * brokers, (group + 1) * brokers))
+        f"group-{group + 1}": tuple(
+            f"broker-{number + 1}" for number in range(group * brokers, (group + 1) * brokers)
+        )
         for group in range(groups)
     }
     if delay:
@@ -365,4 +408,8 @@ def _shape(brokers: int, groups: int, delay: int) -> dict[str, tuple[str, ...]]:
 def _temporary_folder() -> Path:
     """A new temporary folder; near the root, if the usual place is too deep for sockets."""
     usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="qmq-", dir=usual if len(os.fsencode(usual)) <= _FOLDER_CHARS_MAX else "/tmp"))  # noqa: S108
+    return Path(
+        tempfile.mkdtemp(
+            prefix="qmq-", dir=usual if len(os.fsencode(usual)) <= _FOLDER_CHARS_MAX else "/tmp"
+        )
+    )  # noqa: S108

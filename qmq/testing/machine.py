@@ -85,7 +85,15 @@ log = logging.getLogger("qmq.testing")
 
 DATA_PORT: Final = 1
 CONTROL_PORT: Final = 2
-TIMING: Final = Timing(heartbeat_ms=50, suspect_ms=300, lost_ms=60, poll_ms=60, fence_ms=1_000, quorum_ms=1_000, late_ms=90)
+TIMING: Final = Timing(
+    heartbeat_ms=50,
+    suspect_ms=300,
+    lost_ms=60,
+    poll_ms=60,
+    fence_ms=1_000,
+    quorum_ms=1_000,
+    late_ms=90,
+)
 """Elections take tenths of a second, since everything is in one process. A pause of this process ends no mastership."""
 DELAY: Final = DelayConfig(tick_ms=1, pause_ms=20)
 """Messages are due to the millisecond, because a clock that stops never reaches the next tick."""
@@ -171,7 +179,15 @@ class ReplicaMachine:
                 shut()
                 self._failed(self.name, cause)
 
-        environment = Environment(self.site.clock, SystemClock(), disk, network, TIMING, fatal, make_driver=self.site.make_driver)
+        environment = Environment(
+            self.site.clock,
+            SystemClock(),
+            disk,
+            network,
+            TIMING,
+            fatal,
+            make_driver=self.site.make_driver,
+        )
         node = self._make(environment, PartyStore(self.site.store, network))
         self._shut = shut
         try:
@@ -183,11 +199,24 @@ class ReplicaMachine:
 
     def _make(self, environment: Environment, store: PartyStore) -> ReplicaNode:
         site, name = self.site, self.name
-        place = (self.group, name, self._replicas, site.data(name), _NOWHERE, site.host(name), DATA_PORT, CONTROL_PORT)
+        place = (
+            self.group,
+            name,
+            self._replicas,
+            site.data(name),
+            _NOWHERE,
+            site.host(name),
+            DATA_PORT,
+            CONTROL_PORT,
+        )
         broker = BrokerConfig(name)
         if self._settings is None:
-            return broker_node(ReplicaConfig(*place, log=site.log, broker=broker), store, environment=environment)
-        config = DelayReplicaConfig(*place, log=delay_log(), broker=broker, settings=self._settings, delay=DELAY)
+            return broker_node(
+                ReplicaConfig(*place, log=site.log, broker=broker), store, environment=environment
+            )
+        config = DelayReplicaConfig(
+            *place, log=delay_log(), broker=broker, settings=self._settings, delay=DELAY
+        )
         return delay_node(config, store, environment=environment)
 
     async def kill(self) -> None:
@@ -229,7 +258,14 @@ class Metaserver:
         self.view, self._shut = ClusterView(store), network.shut
         await self.view.start()
         config = MetaConfig(self.site.host(self.name), DATA_PORT)
-        self._server = MetaServer(store, self.view, config, clock=self.site.clock, network=network, process=process_status(config.host))
+        self._server = MetaServer(
+            store,
+            self.view,
+            config,
+            clock=self.site.clock,
+            network=network,
+            process=process_status(config.host),
+        )
         await self._server.start()
 
     async def kill(self) -> None:

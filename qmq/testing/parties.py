@@ -55,7 +55,9 @@ class Parties:
     def network(self, party: str) -> PartyNetwork:
         """A new network for a party."""
         network = PartyNetwork(self, party)
-        self._networks[party] = [each for each in self._networks.get(party, ()) if not each.is_shut] + [network]
+        self._networks[party] = [
+            each for each in self._networks.get(party, ()) if not each.is_shut
+        ] + [network]
         return network
 
     @staticmethod
@@ -100,7 +102,9 @@ class PartyNetwork(Network):
         """Whether this party can reach another one."""
         return not self.is_shut and not self._parties.are_cut(self.party, other)
 
-    async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
+    async def listen(
+        self, host: str, port: int, factory: Factory, refused: Refused = ignored
+    ) -> ServerListener:
         listener = await super().listen(host, port, lambda: self._kept(factory(), ""), refused)
         self._listeners.append(listener)
         return listener
@@ -116,7 +120,9 @@ class PartyNetwork(Network):
 
     def _require(self, other: str) -> None:
         if not self.reaches(other):
-            raise ConnectionRefusedError(f"nothing passes from {self.party} to {other} (a fault that the test asked for)")
+            raise ConnectionRefusedError(
+                f"nothing passes from {self.party} to {other} (a fault that the test asked for)"
+            )
 
     def _kept(self, protocol: asyncio.BaseProtocol, other: str) -> asyncio.BaseProtocol:
         self._opened[protocol] = other
@@ -124,13 +130,17 @@ class PartyNetwork(Network):
             _abort(protocol)
         return protocol
 
-    def channel(self, address: str, server: NameSource, token: TokenSource = no_token) -> grpc.aio.Channel:
+    def channel(
+        self, address: str, server: NameSource, token: TokenSource = no_token
+    ) -> grpc.aio.Channel:
         other = self._parties.owner(address)
 
         def guard() -> None:
             if not self.reaches(other):
                 nothing, why = grpc.aio.Metadata(), f"nothing passes from {self.party} to {other}"
-                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=why)
+                raise grpc.aio.AioRpcError(
+                    grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=why
+                )
 
         return RpcChannel(address, server, guard, token=token)
 
@@ -163,7 +173,9 @@ class PartyStore:
 
     def _require(self) -> None:
         if not self._network.reaches(COORDINATION):
-            raise CoordinationUnavailable(f"nothing passes from {self._network.party} to the coordination store")
+            raise CoordinationUnavailable(
+                f"nothing passes from {self._network.party} to the coordination store"
+            )
 
     async def get(self, key: str) -> KeyValue | None:
         self._require()
@@ -181,7 +193,12 @@ class PartyStore:
         self._require()
         return await self._store.delete(key, is_prefix=is_prefix)
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         self._require()
         return await self._store.txn(compares, success, failure)
 

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 MARKER = "qmq_cluster(brokers=1, groups=1, delay=True, clock=virtual(), log=None): how the cluster of the fixture is made"
 
 # In its strict mode pytest-asyncio runs only its own fixtures; anyio's plugin runs those that pytest knows.
-_fixture: Any = import_module("pytest_asyncio").fixture if find_spec("pytest_asyncio") is not None else pytest.fixture
+_fixture: Any = (
+    import_module("pytest_asyncio").fixture
+    if find_spec("pytest_asyncio") is not None
+    else pytest.fixture
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

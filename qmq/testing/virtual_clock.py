@@ -91,7 +91,9 @@ class VirtualClock:
         """Use the loop in which the cluster starts. Raises InvalidArgument for a loop whose time cannot be moved."""
         found = loop_time_of(loop)
         if self._loop_time not in (None, found):
-            raise InvalidArgument("this clock belongs to another event loop: make a new one with virtual()")
+            raise InvalidArgument(
+                "this clock belongs to another event loop: make a new one with virtual()"
+            )
         self._loop_time = found
 
     def time_ms(self) -> int:
@@ -108,7 +110,9 @@ class VirtualClock:
 
     def _required(self) -> LoopTime:
         if self._loop_time is None:
-            raise InvalidArgument("this clock has no cluster yet: `async with TestCluster(clock=clock)` first")
+            raise InvalidArgument(
+                "this clock has no cluster yet: `async with TestCluster(clock=clock)` first"
+            )
         return self._loop_time
 
     async def advance(
@@ -124,7 +128,9 @@ class VirtualClock:
         """Let time pass, as the module describes: `by` plus the other arguments. When this returns, messages that became due are on their
         way. Raises InvalidArgument for a negative time, or a clock without a cluster.
         """
-        span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
+        span = timedelta(
+            days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds
+        )
         span += by if by is not None else timedelta()
         if span < timedelta():
             raise InvalidArgument("time cannot go back: advance by a positive time")

@@ -90,7 +90,9 @@ class Objects:
             for name in names:
                 self.delete(name)
         except (BaseError, OSError) as cause:
-            raise StoreAway(f"deleting {len(names)} objects failed: {_first_line(cause)}") from cause
+            raise StoreAway(
+                f"deleting {len(names)} objects failed: {_first_line(cause)}"
+            ) from cause
 
     def names(self, prefix: str) -> list[str]:
         """The names of the objects whose names begin with `prefix`, a whole path. Raises StoreAway."""
@@ -98,7 +100,9 @@ class Objects:
         from obstore.exceptions import BaseError
 
         try:
-            return sorted(str(each["path"]) for batch in obstore.list(self._store, prefix) for each in batch)
+            return sorted(
+                str(each["path"]) for batch in obstore.list(self._store, prefix) for each in batch
+            )
         except (BaseError, OSError) as cause:
             raise StoreAway(f"listing {prefix} failed: {_first_line(cause)}") from cause
 
@@ -131,15 +135,25 @@ def open_objects(url: str, *, request_s: float = REQUEST_S, retry_s: float = RET
                 raise InvalidArgument(f"an object store in a folder is file:///FOLDER, not {url!r}")
             return Objects(LocalStore(Path(place), mkdir=True))
         if scheme not in ("s3", "gs", "az"):
-            raise InvalidArgument(f"an object store is s3://, gs://, az:// or file:///, not {url!r}")
-        return Objects(from_url(url, client_options=_client_options(request_s), retry_config=_retries(retry_s)))
+            raise InvalidArgument(
+                f"an object store is s3://, gs://, az:// or file:///, not {url!r}"
+            )
+        return Objects(
+            from_url(url, client_options=_client_options(request_s), retry_config=_retries(retry_s))
+        )
     except (BaseError, ValueError, OSError) as cause:
-        raise InvalidArgument(f"the object store {url!r} cannot be opened: {_first_line(cause)}") from cause
+        raise InvalidArgument(
+            f"the object store {url!r} cannot be opened: {_first_line(cause)}"
+        ) from cause
 
 
 def _client_options(request_s: float) -> Any:
     seconds = timedelta(seconds=request_s)
-    return {"timeout": seconds, "connect_timeout": min(seconds, timedelta(seconds=5)), "allow_http": True}
+    return {
+        "timeout": seconds,
+        "connect_timeout": min(seconds, timedelta(seconds=5)),
+        "allow_http": True,
+    }
 
 
 def _retries(retry_s: float) -> Any:

@@ -58,7 +58,13 @@ class SegmentCopying:
     """Works on the segments of one log's folder."""
 
     def __init__(
-        self, objects: Objects, names: ObjectNames, disk: Disk, folder: Path, goes_on: Callable[[], bool], chunk_bytes: int = CHUNK_BYTES
+        self,
+        objects: Objects,
+        names: ObjectNames,
+        disk: Disk,
+        folder: Path,
+        goes_on: Callable[[], bool],
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._objects = objects
         self._names = names
@@ -89,14 +95,18 @@ class SegmentCopying:
             self._disk.close(fd)
         self._objects.create(self._names.manifest(segment), manifest.encode())
         if not self._has_manifest(manifest):
-            raise StoreAway(f"the manifest of segment {segment.base} was put, but the object store does not return it")
+            raise StoreAway(
+                f"the manifest of segment {segment.base} was put, but the object store does not return it"
+            )
         return put
 
     def _described(self, fd: int, segment: SealedSegment) -> Manifest:
         """The segment's manifest, computed from its file. Checks every entry of the file."""
 
         def read(position: int, size: int) -> bytes:
-            return self._disk.read_around(fd, min(size, segment.end - position), position - segment.base)
+            return self._disk.read_around(
+                fd, min(size, segment.end - position), position - segment.base
+            )
 
         checksums, position = ChunkChecksums(self._chunk_bytes), segment.base
         try:
@@ -113,7 +123,9 @@ class SegmentCopying:
         """Whether the store has this manifest. Raises SegmentConflict if it has another one."""
         found = self.manifest(manifest.segment)
         if found is not None and found != manifest:
-            raise SegmentConflict(f"the store has another segment at {manifest.segment.base}, of {found.segment.size} bytes")
+            raise SegmentConflict(
+                f"the store has another segment at {manifest.segment.base}, of {found.segment.size} bytes"
+            )
         return found is not None
 
     def _copy_chunk(self, fd: int, manifest: Manifest, number: int) -> int:
@@ -140,7 +152,9 @@ class SegmentCopying:
         try:
             return None if data is None else decode_manifest(data)
         except BadManifest as cause:
-            raise SegmentConflict(f"the manifest of segment {segment.base} cannot be read: {cause}") from cause
+            raise SegmentConflict(
+                f"the manifest of segment {segment.base} cannot be read: {cause}"
+            ) from cause
 
     def index(self, segment: SealedSegment) -> SegmentIndex | None:
         """The index that replaces the segment's file, if the store has the file's bytes; None if the store has no manifest.
@@ -151,15 +165,26 @@ class SegmentCopying:
         if manifest is None:
             return None
         if manifest.segment != segment:
-            raise SegmentConflict(f"the store has another segment at {segment.base}, of {manifest.segment.size} bytes")
+            raise SegmentConflict(
+                f"the store has another segment at {segment.base}, of {manifest.segment.size} bytes"
+            )
         fd = self._disk.open_read(self._folder / segment_name(segment.base))
         try:
             index = SegmentIndex(
-                segment.base, segment.size, manifest.chunk_bytes, manifest.checksums, self._disk.read_around(fd, ENVELOPE_BYTES, 0)
+                segment.base,
+                segment.size,
+                manifest.chunk_bytes,
+                manifest.checksums,
+                self._disk.read_around(fd, ENVELOPE_BYTES, 0),
             )
             for number in range(len(index.checksums)):
                 self._require_going_on()
-                if not index.is_chunk(number, self._disk.read_around(fd, index.chunk_size(number), number * index.chunk_bytes)):
+                if not index.is_chunk(
+                    number,
+                    self._disk.read_around(
+                        fd, index.chunk_size(number), number * index.chunk_bytes
+                    ),
+                ):
                     raise SegmentDamaged(f"chunk {number} of the file is not what the store has")
         finally:
             self._disk.close(fd)
@@ -174,7 +199,10 @@ class SegmentCopying:
 
     def is_gone(self, segment: SealedSegment) -> bool:
         """Whether the store has no object of the segment, or only objects that a running deletion deletes last. Raises StoreAway."""
-        return all(self._objects.get(name) is None for name in (self._names.manifest(segment), self._names.chunk(segment, 0)))
+        return all(
+            self._objects.get(name) is None
+            for name in (self._names.manifest(segment), self._names.chunk(segment, 0))
+        )
 
 
 log = logging.getLogger("qmq.tiering")
@@ -206,7 +234,9 @@ class CopierCounters:
 
     copied_bytes: int = 0
     deleted_segments: int = 0
-    failures: dict[str, int] = field(default_factory=lambda: {"away": 0, "conflict": 0, "damaged": 0})
+    failures: dict[str, int] = field(
+        default_factory=lambda: {"away": 0, "conflict": 0, "damaged": 0}
+    )
 
     def failed(self, why: str) -> None:
         self.failures[why] += 1
@@ -279,7 +309,9 @@ class SegmentCopier:
                 pause_s, self._away_s = self._away_s, min(2 * self._away_s, self._pace.away_s_max)
                 log.warning("the object store failed, trying again in %.0f s: %s", pause_s, failure)
             except (OSError, DiskFull) as failure:
-                log.warning("copying segments to the object store failed, trying again: %s", failure)
+                log.warning(
+                    "copying segments to the object store failed, trying again: %s", failure
+                )
             except Exception as cause:
                 self._fatal(cause)
                 return
@@ -296,9 +328,15 @@ class SegmentCopier:
         if self.catalog.note(sealed_segments(store)):
             await self._save(store)
         now, is_master = self._loop.time(), self._is_master()
-        self._waiting = {base: until for base, until in self._waiting.items() if until > now and is_master == self._was_master}
+        self._waiting = {
+            base: until
+            for base, until in self._waiting.items()
+            if until > now and is_master == self._was_master
+        }
         self._was_master = is_master
-        step = self.catalog.next_step(self._bounds(store), is_master=is_master, waiting=self._waiting)
+        step = self.catalog.next_step(
+            self._bounds(store), is_master=is_master, waiting=self._waiting
+        )
         if step is None:
             self._settled = None if self.catalog.noted or self._waiting else (start, last)
             return False
@@ -308,12 +346,22 @@ class SegmentCopier:
     def _bounds(self, store: Store) -> LogBounds:
         log = store.messages
         local = [base for base in log.bases if base >= log.local_start] if self._indexes else []
-        return LogBounds(log.start, committed_position(store), log.local_start, {base for base in local if not log.has_index(base)})
+        return LogBounds(
+            log.start,
+            committed_position(store),
+            log.local_start,
+            {base for base in local if not log.has_index(base)},
+        )
 
     async def _take(self, store: Store, step: CatalogStep) -> None:
         segment = step.segment
         copying = SegmentCopying(
-            self._objects, self._names, store.disk, store.messages.folder, lambda: not self._is_stopping, self._pace.chunk_bytes
+            self._objects,
+            self._names,
+            store.disk,
+            store.messages.folder,
+            lambda: not self._is_stopping,
+            self._pace.chunk_bytes,
         )
         try:
             await self._in_thread(self._require_owner)
@@ -352,18 +400,24 @@ class SegmentCopier:
         if found is None and self._is_master():
             raise StoreAway(f"{name} was put, but the object store does not return it")
         if found is not None and found != own:
-            raise SegmentConflict(f"{name} names another cluster's group: give this one another prefix (--object-store)")
+            raise SegmentConflict(
+                f"{name} names another cluster's group: give this one another prefix (--object-store)"
+            )
         self._is_owner = found is not None  # a master of release 0.2.0 writes none
 
     async def _index(self, store: Store, copying: SegmentCopying, segment: SealedSegment) -> bool:
         """Write the segment's index. False if the store does not have the segment."""
         index = await self._in_thread(lambda: copying.index(segment))
         if index is None:
-            log.warning("segment %d is not in the object store any more: its file stays", segment.base)
+            log.warning(
+                "segment %d is not in the object store any more: its file stays", segment.base
+            )
             return False
         await self._in_thread(lambda: store.messages.write_index(index))
         if not store.messages.note_index(index):
-            await self._in_thread(lambda: store.disk.delete(store.messages.folder / index_name(index.base)))
+            await self._in_thread(
+                lambda: store.disk.delete(store.messages.folder / index_name(index.base))
+            )
         return True
 
     def _carry_out(self, copying: SegmentCopying, step: CatalogStep) -> bool:
@@ -412,7 +466,9 @@ class SegmentCopier:
 
 def sealed_segments(store: Store) -> list[SealedSegment]:
     """The sealed segments of the message log that are on the disk, oldest first."""
-    return [SealedSegment(base, following - base) for base, following in pairwise(store.messages.bases)]
+    return [
+        SealedSegment(base, following - base) for base, following in pairwise(store.messages.bases)
+    ]
 
 
 def committed_position(store: Store) -> int:

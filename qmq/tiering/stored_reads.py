@@ -39,7 +39,13 @@ from qmq.log.recovery import CannotTake
 from qmq.log.segment_index import SegmentIndex
 from qmq.process.files import make_private
 from qmq.tiering.object_store import Objects, StoreAway
-from qmq.tiering.stored_segment import BadManifest, Manifest, ObjectNames, SealedSegment, decode_manifest
+from qmq.tiering.stored_segment import (
+    BadManifest,
+    Manifest,
+    ObjectNames,
+    SealedSegment,
+    decode_manifest,
+)
 
 AHEAD: Final = 2
 """Chunks that are fetched ahead of a reader in order, so that it seldom waits for a store that answers in tens of milliseconds."""
@@ -93,7 +99,9 @@ class ChunkLru(Generic[V]):
         return [self.remove(key) for key in list(self._values)]
 
 
-def to_fetch(index: SegmentIndex, at: int, size: int, is_here: Callable[[ChunkKey], bool], ahead: int = AHEAD) -> list[ChunkKey]:
+def to_fetch(
+    index: SegmentIndex, at: int, size: int, is_here: Callable[[ChunkKey], bool], ahead: int = AHEAD
+) -> list[ChunkKey]:
     """The chunks to fetch for a read, in order: those that it needs, and the following ones if the segment is read in order.
 
     A read counts as in order if it is at the segment's beginning, or if the previous chunk is in the cache.
@@ -101,8 +109,14 @@ def to_fetch(index: SegmentIndex, at: int, size: int, is_here: Callable[[ChunkKe
     numbers = index.chunks_of(at, size)
     needed = [ChunkKey(index.base, number) for number in numbers]
     in_order = numbers.start == 0 or is_here(ChunkKey(index.base, numbers.start - 1))
-    following = range(numbers.stop, min(numbers.stop + ahead, len(index.checksums))) if in_order else ()
-    return [key for key in [*needed, *[ChunkKey(index.base, number) for number in following]] if not is_here(key)]
+    following = (
+        range(numbers.stop, min(numbers.stop + ahead, len(index.checksums))) if in_order else ()
+    )
+    return [
+        key
+        for key in [*needed, *[ChunkKey(index.base, number) for number in following]]
+        if not is_here(key)
+    ]
 
 
 log = logging.getLogger("qmq.tiering")
@@ -149,7 +163,9 @@ class _Damage:
 class StoredReads:
     """Reads stored bytes for `qmq.log.reading.StoredBytes`. Call `close` in the end."""
 
-    def __init__(self, objects: Objects, group: str, folder: Path, cache_bytes: int, threads: int = THREADS) -> None:
+    def __init__(
+        self, objects: Objects, group: str, folder: Path, cache_bytes: int, threads: int = THREADS
+    ) -> None:
         """The cache's files are in `folder`, which is created at the first write."""
         self._objects = objects
         self._names = ObjectNames(group)
@@ -224,7 +240,10 @@ class StoredReads:
             else:
                 fetch.waiting[id(owner)] = owner, ended
 
-        return ColdRead(f"chunk {key.number} of the segment at {key.base} is being read from the object store: try again", wait)
+        return ColdRead(
+            f"chunk {key.number} of the segment at {key.base} is being read from the object store: try again",
+            wait,
+        )
 
     def _fetched(self, fetch: _Fetch, file: int | None, failure: QmqError | None) -> None:
         self._fetches.pop(fetch.key, None)
@@ -250,7 +269,9 @@ class StoredReads:
         if fetch.key not in self._damaged:
             log.warning("%s", failure)
         self.counters.failures += 1
-        name = self._names.chunk(SealedSegment(fetch.index.base, fetch.index.size), fetch.key.number)
+        name = self._names.chunk(
+            SealedSegment(fetch.index.base, fetch.index.size), fetch.key.number
+        )
         self._damaged.pop(fetch.key, None)
         self._damaged[fetch.key] = _Damage(fetch.index, name, failure, self._now_s())
         if len(self._damaged) > DAMAGED_MAX:
@@ -261,7 +282,10 @@ class StoredReads:
         now_s = self._now_s()
         if now_s >= self._warn_from_s:
             self._warn_from_s = now_s + WARN_EVERY_S
-            log.warning("reading from the object store failed; the next request for these bytes reads again: %s", failure)
+            log.warning(
+                "reading from the object store failed; the next request for these bytes reads again: %s",
+                failure,
+            )
 
     def close(self) -> None:
         """Begin no further fetch, and close the cache's files. A running fetch ends by itself."""
@@ -285,7 +309,9 @@ class StoredReads:
             except (Overloaded, ObjectDamaged) as cause:
                 failure = cause
             except OSError as cause:
-                failure = Overloaded(f"the object store's cache cannot be written ({cause}): free some space")
+                failure = Overloaded(
+                    f"the object store's cache cannot be written ({cause}): free some space"
+                )
             except Exception as cause:  # a thread that ends would leave its reader waiting
                 log.exception("reading from the object store failed")
                 failure = Overloaded(f"reading from the object store failed: {cause!r}")
@@ -302,16 +328,23 @@ class StoredReads:
                 return data
             flaw = "is not there" if data is None else "has other bytes than were put"
         if data is None and self._get(self._names.owner) is None:
-            raise _away(f"the object store has neither {name} nor {self._names.owner}: is it the group's store, and is its folder mounted?")
+            raise _away(
+                f"the object store has neither {name} nor {self._names.owner}: is it the group's store, and is its folder mounted?"
+            )
         end = index.base + number * index.chunk_bytes + index.chunk_size(number)
-        raise ObjectDamaged(f"object {name} {flaw}: put it back from a copy, its CRC-32C is {index.checksums[number]:08x}", end)
+        raise ObjectDamaged(
+            f"object {name} {flaw}: put it back from a copy, its CRC-32C is {index.checksums[number]:08x}",
+            end,
+        )
 
     def _get(self, name: str) -> bytes | None:
         """Raises Overloaded."""
         try:
             return self._objects.get(name)
         except StoreAway as cause:
-            raise _away(f"messages are in the object store, which does not give them ({cause}): try again") from cause
+            raise _away(
+                f"messages are in the object store, which does not give them ({cause}): try again"
+            ) from cause
 
     def _keep(self, data: bytes) -> int:
         """Write a chunk to a file of the cache. Raises OSError."""
@@ -367,7 +400,9 @@ class StoredBeginnings:
     def find(self, base: int) -> list[SegmentIndex]:
         """The store's segments from `base` on. Their first envelopes are not read yet. Raises CannotTake."""
         return [
-            SegmentIndex(each.segment.base, each.segment.size, each.chunk_bytes, each.checksums, b"")
+            SegmentIndex(
+                each.segment.base, each.segment.size, each.chunk_bytes, each.checksums, b""
+            )
             for each in follow_manifests(self._manifest, base)
         ]
 
@@ -394,7 +429,9 @@ class StoredBeginnings:
         try:
             yield from walk_bytes(read, index.base, lambda: index.end)
         except CorruptBatch as cause:
-            raise CannotTake(f"segment {index.base} in the object store is no log of entries ({cause.message})") from cause
+            raise CannotTake(
+                f"segment {index.base} in the object store is no log of entries ({cause.message})"
+            ) from cause
 
     def _chunk(self, index: SegmentIndex, number: int) -> bytes:
         name = self._names.chunk(SealedSegment(index.base, index.size), number)

@@ -75,7 +75,9 @@ class Manifest:
     def encode(self) -> bytes:
         """The manifest as the bytes of its object."""
         segment = self.segment
-        payload = msgspec.msgpack.encode([_VERSION, segment.base, segment.size, self.chunk_bytes, self.checksums])
+        payload = msgspec.msgpack.encode(
+            [_VERSION, segment.base, segment.size, self.chunk_bytes, self.checksums]
+        )
         return with_checksum(_MAGIC, payload)
 
 
@@ -168,7 +170,9 @@ class LogBounds:
 class SegmentCatalog:
     """One replica's catalog."""
 
-    def __init__(self, stored: Iterable[SealedSegment] = (), noted: Iterable[SealedSegment] = ()) -> None:
+    def __init__(
+        self, stored: Iterable[SealedSegment] = (), noted: Iterable[SealedSegment] = ()
+    ) -> None:
         self._stored = {each.base: each for each in stored}
         """Read back from the store, or in a manifest there."""
         self._noted = {each.base: each for each in noted}
@@ -186,7 +190,11 @@ class SegmentCatalog:
 
     def note(self, segments: Iterable[SealedSegment]) -> bool:
         """Add sealed segments. Returns True if some are new: save the catalog before one of them is copied."""
-        new = {each.base: each for each in segments if each.base not in self._stored and each.base not in self._noted}
+        new = {
+            each.base: each
+            for each in segments
+            if each.base not in self._stored and each.base not in self._noted
+        }
         self._noted.update(new)
         return bool(new)
 
@@ -203,7 +211,9 @@ class SegmentCatalog:
         self._noted.pop(segment.base, None)
         self._stored.pop(segment.base, None)
 
-    def next_step(self, log: LogBounds, *, is_master: bool, waiting: Collection[int] = ()) -> CatalogStep | None:
+    def next_step(
+        self, log: LogBounds, *, is_master: bool, waiting: Collection[int] = ()
+    ) -> CatalogStep | None:
         """The next thing to do; deletions first, then the oldest segment. Segments whose bases are in `waiting` are skipped."""
         known = sorted([*self._stored.values(), *self._noted.values()])
         known = [each for each in known if each.base not in waiting]
@@ -215,7 +225,10 @@ class SegmentCatalog:
                 if log.start <= segment.base and segment.base in log.unindexed:
                     return CatalogStep(Task.INDEX, segment)
             elif log.start < segment.end <= log.committed:
-                return CatalogStep(Task.COPY if is_master and segment.base >= log.local_start else Task.LOOK, segment)
+                return CatalogStep(
+                    Task.COPY if is_master and segment.base >= log.local_start else Task.LOOK,
+                    segment,
+                )
         return None
 
     def encode(self) -> bytes:
@@ -233,7 +246,9 @@ def decode_catalog(data: bytes) -> SegmentCatalog | None:
     if payload is None:
         return None
     try:
-        lists = versioned_content(payload, _CATALOG_VERSION, tuple[list[tuple[int, int]], list[tuple[int, int]]])
+        lists = versioned_content(
+            payload, _CATALOG_VERSION, tuple[list[tuple[int, int]], list[tuple[int, int]]]
+        )
     except ValueError:
         return None
     if lists is None:

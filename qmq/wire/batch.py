@@ -120,7 +120,9 @@ def encode(
     bodies = columns.bodies
     count = len(bodies)
     if not 0 < count <= limits.BATCH_MESSAGES_MAX:
-        raise InvalidArgument(f"a batch holds 1 to {limits.BATCH_MESSAGES_MAX} messages, not {count}")
+        raise InvalidArgument(
+            f"a batch holds 1 to {limits.BATCH_MESSAGES_MAX} messages, not {count}"
+        )
     present, buffers = optional_buffers(columns)
     data = b"".join(bodies)
     if compression:
@@ -139,7 +141,9 @@ def encode(
         compression,
         0,
     )
-    region = b"".join((header, padded(subject), *buffers, offsets(bodies), data, bytes(-body_bytes & 7)))
+    region = b"".join(
+        (header, padded(subject), *buffers, offsets(bodies), data, bytes(-body_bytes & 7))
+    )
     return sent_envelope(region), region
 
 
@@ -147,7 +151,9 @@ def sent_envelope(region: bytes) -> bytes:
     """The provisional envelope that precedes a region on its way to the master. Raises MessageTooLarge."""
     total = ENVELOPE_BYTES + len(region)
     if total > limits.BATCH_BYTES_MAX:
-        raise MessageTooLarge(f"the batch has {total} bytes; the limit is {limits.BATCH_BYTES_MAX}: send fewer at once")
+        raise MessageTooLarge(
+            f"the batch has {total} bytes; the limit is {limits.BATCH_BYTES_MAX}: send fewer at once"
+        )
     return _UNPLACED.pack(MAGIC, VERSION, Kind.DATA, total, crc32c(region))
 
 
@@ -188,7 +194,9 @@ def sent_sizes(buffer: bytes | memoryview, offset: int = 0) -> tuple[int, int]:
     except error:
         raise CorruptBatch("the batch is shorter than its envelope") from None
     if magic != MAGIC or version != VERSION or kind != Kind.DATA:
-        raise CorruptBatch(f"not a batch of version {VERSION}: magic {magic:#x}, version {version}, kind {kind}")
+        raise CorruptBatch(
+            f"not a batch of version {VERSION}: magic {magic:#x}, version {version}, kind {kind}"
+        )
     if not BATCH_BYTES_MIN <= total <= limits.BATCH_BYTES_MAX or total & 7:
         raise CorruptBatch(f"a batch cannot have {total} bytes")
     return total, region_crc
@@ -201,7 +209,9 @@ def parse_envelope(buffer: bytes | memoryview, offset: int = 0) -> Envelope:
     except error:
         raise CorruptBatch("the envelope is incomplete") from None
     if fields[0] != MAGIC or fields[1] != VERSION:
-        raise CorruptBatch(f"not a batch of version {VERSION}: magic {fields[0]:#x}, version {fields[1]}")
+        raise CorruptBatch(
+            f"not a batch of version {VERSION}: magic {fields[0]:#x}, version {fields[1]}"
+        )
     if crc32c(bytes(buffer[offset : offset + ENVELOPE_BYTES - 4])) != fields[11]:
         raise CorruptBatch("the checksum of the envelope is wrong")
     kind, total = fields[2], fields[3]
@@ -246,7 +256,9 @@ class BatchView:
         envelope = parse_envelope(buffer, offset)
         region = bytes(buffer[offset + ENVELOPE_BYTES : offset + envelope.total_bytes])
         if len(region) != envelope.total_bytes - ENVELOPE_BYTES:
-            raise CorruptBatch(f"the batch is cut short: {len(region)} of {envelope.total_bytes} bytes")
+            raise CorruptBatch(
+                f"the batch is cut short: {len(region)} of {envelope.total_bytes} bytes"
+            )
         check_region(region, envelope.region_crc)
         return cls(envelope, region)
 
@@ -285,7 +297,9 @@ class BatchView:
         try:
             kind = Compression(header.compression)
         except ValueError:
-            raise CorruptBatch(f"a batch with compression {header.compression} cannot be read: 0 is none, 1 zstd, 2 lz4") from None
+            raise CorruptBatch(
+                f"a batch with compression {header.compression} cannot be read: 0 is none, 1 zstd, 2 lz4"
+            ) from None
         data = decompress(kind, stored, size)
         marks = unpack_from(f"<{header.count + 1}i", self.region, layout.body)
         return [data[a:b] for a, b in pairwise(marks)]
@@ -293,7 +307,11 @@ class BatchView:
     def keys(self) -> list[bytes] | None:
         """All keys. A message without a key has an empty one."""
         at = self.layout.key
-        return None if at < 0 else bytes_column(self.region, at, self.layout.key_data, self.header.count)
+        return (
+            None
+            if at < 0
+            else bytes_column(self.region, at, self.layout.key_data, self.header.count)
+        )
 
     def logical_partitions(self) -> tuple[int, ...] | None:
         """The logical partition of every message; None in a batch of an unordered subject."""
@@ -306,7 +324,10 @@ class BatchView:
         if layout.tag_list < 0:
             return None
         marks = unpack_from(f"<{count + 1}i", self.region, layout.tag_list)
-        flat = [each.decode(errors="replace") for each in bytes_column(self.region, layout.tag, layout.tag_data, marks[-1])]
+        flat = [
+            each.decode(errors="replace")
+            for each in bytes_column(self.region, layout.tag, layout.tag_data, marks[-1])
+        ]
         return [tuple(flat[a:b]) for a, b in pairwise(marks)]
 
     def tag_hashes(self) -> tuple[int, ...]:
@@ -314,7 +335,9 @@ class BatchView:
         layout, count = self.layout, self.header.count
         if layout.tag_list < 0:
             return ()
-        return int_column(self.region, layout.tag_hash, "Q", last_offset(self.region, layout.tag_list, count))
+        return int_column(
+            self.region, layout.tag_hash, "Q", last_offset(self.region, layout.tag_list, count)
+        )
 
     def headers(self) -> list[dict[str, bytes]] | None:
         """The headers of every message."""
@@ -324,7 +347,10 @@ class BatchView:
         marks = unpack_from(f"<{count + 1}i", self.region, layout.header_list)
         names = bytes_column(self.region, layout.header_name, layout.header_name_data, marks[-1])
         values = bytes_column(self.region, layout.header_value, layout.header_value_data, marks[-1])
-        pairs = [(name.decode(errors="replace"), value) for name, value in zip(names, values, strict=True)]
+        pairs = [
+            (name.decode(errors="replace"), value)
+            for name, value in zip(names, values, strict=True)
+        ]
         return [dict(pairs[a:b]) for a, b in pairwise(marks)]
 
     def create_times_ms(self) -> list[int]:
@@ -332,7 +358,9 @@ class BatchView:
         header, at = self.header, self.layout.create_delta
         if at < 0:
             return [header.create_time_ms] * header.count
-        return [header.create_time_ms + each for each in int_column(self.region, at, "I", header.count)]
+        return [
+            header.create_time_ms + each for each in int_column(self.region, at, "I", header.count)
+        ]
 
     def due_times_ms(self) -> tuple[int, ...] | None:
         """When each message is to be delivered, milliseconds since 1970; None unless the batch is delayed."""

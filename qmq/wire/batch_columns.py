@@ -142,7 +142,9 @@ def offsets(items: Sequence[bytes]) -> bytes:
     """The buffer that says where each item begins."""
     if len(items) == 1:
         return ONE_ITEM.pack(0, len(items[0]))
-    return padded(pack(f"<{len(items) + 1}i", *accumulate(map(len, items), initial=0)))  # an array would convert the numbers one by one
+    return padded(
+        pack(f"<{len(items) + 1}i", *accumulate(map(len, items), initial=0))
+    )  # an array would convert the numbers one by one
 
 
 def _strings(items: Sequence[bytes]) -> list[bytes]:
@@ -214,18 +216,24 @@ def is_same_batch(region: bytes, crc: int, stored_head: bytes, stored_crc: int) 
 def parse_header(region: bytes | memoryview) -> RegionHeader:
     """Read the fixed part of a region. Raises CorruptBatch."""
     try:
-        header = tuple.__new__(RegionHeader, _FIELDS.unpack_from(region))  # `_make` would be one more call for each batch
+        header = tuple.__new__(
+            RegionHeader, _FIELDS.unpack_from(region)
+        )  # `_make` would be one more call for each batch
     except error:
         raise CorruptBatch("the region is incomplete") from None
     if not 0 < header.count <= limits.BATCH_MESSAGES_MAX or header.columns & ~_KNOWN_COLUMNS:
-        raise CorruptBatch(f"a region cannot have {header.count} messages and columns {header.columns:#x}")
+        raise CorruptBatch(
+            f"a region cannot have {header.count} messages and columns {header.columns:#x}"
+        )
     return header
 
 
 def check_region(region: bytes, region_crc: int) -> None:
     """Raise CorruptBatch if the producer's checksum is wrong."""
     if crc32c(region) != region_crc:
-        raise CorruptBatch("the producer's checksum is wrong: the batch was damaged after it was made")
+        raise CorruptBatch(
+            "the producer's checksum is wrong: the batch was damaged after it was made"
+        )
 
 
 def last_offset(region: bytes | memoryview, at: int, count: int) -> int:
@@ -353,7 +361,9 @@ def _library(kind: Compression) -> Any:
 
         return lz4.block
     except ImportError:
-        raise InvalidArgument(f"compression {kind.name.lower()} needs its library: pip install 'qmq[compression]'") from None
+        raise InvalidArgument(
+            f"compression {kind.name.lower()} needs its library: pip install 'qmq[compression]'"
+        ) from None
 
 
 def compress(kind: Compression, data: bytes) -> bytes:
@@ -368,9 +378,15 @@ def decompress(kind: Compression, data: bytes, size: int) -> bytes:
     """Decompress the data to exactly `size` bytes. Raises CorruptBatch if the result has another size."""
     library = _library(kind)
     try:
-        out = _zstd(library, data, size) if kind is Compression.ZSTD else library.decompress(data, uncompressed_size=size)
+        out = (
+            _zstd(library, data, size)
+            if kind is Compression.ZSTD
+            else library.decompress(data, uncompressed_size=size)
+        )
     except Exception as cause:
-        raise CorruptBatch(f"the {kind.name.lower()} bodies cannot be decompressed: {cause}") from cause
+        raise CorruptBatch(
+            f"the {kind.name.lower()} bodies cannot be decompressed: {cause}"
+        ) from cause
     if len(out) != size:
         raise CorruptBatch(f"the bodies decompress to {len(out)} bytes instead of {size}")
     return bytes(out)

@@ -212,13 +212,21 @@ class FrameReader:
         length = self._incomplete_bytes = 0
         while end - start >= HEADER_BYTES:
             length, kind, flags, _, request_id, deadline_ms = HEADER.unpack_from(view, start)
-            if not HEADER_BYTES <= length <= self.frame_bytes_max or flags or not 0 < kind <= _KIND_MAX:
+            if (
+                not HEADER_BYTES <= length <= self.frame_bytes_max
+                or flags
+                or not 0 < kind <= _KIND_MAX
+            ):
                 self._refuse(length, kind, flags)
             if length > limits.ASKING_BYTES_MAX and kind in _ASKING:
-                raise ProtocolViolation(f"a frame of kind {kind} has at most {limits.ASKING_BYTES_MAX} bytes, not {length}")
+                raise ProtocolViolation(
+                    f"a frame of kind {kind} has at most {limits.ASKING_BYTES_MAX} bytes, not {length}"
+                )
             if start + length > end:
                 break
-            frames.append(Frame(kind, request_id, deadline_ms, view[start + HEADER_BYTES : start + length]))
+            frames.append(
+                Frame(kind, request_id, deadline_ms, view[start + HEADER_BYTES : start + length])
+            )
             start += length
             length = 0
         if start == end and not self._has_taken:
@@ -302,8 +310,12 @@ class FrameReader:
     def _rest_of_large(self, large: bytearray) -> memoryview:
         """Room for at least one byte. The buffer doubles, so that growth copies each byte about once."""
         if self._large_end == len(large):
-            room = min(max(self._large_end, _LARGE_FIRST_BYTES), self._large_bytes - self._large_end)
-            large = self._large = bytearray().join((large, bytes(room)))  # not in place: the event loop may hold the former view
+            room = min(
+                max(self._large_end, _LARGE_FIRST_BYTES), self._large_bytes - self._large_end
+            )
+            large = self._large = bytearray().join(
+                (large, bytes(room))
+            )  # not in place: the event loop may hold the former view
         return memoryview(large)[self._large_end :]
 
     def _received_large(self, count: int) -> list[Frame]:

@@ -71,7 +71,9 @@ class _JsonMessage:
             known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
             message = cls(**{name: value for name, value in found.items() if name in known})
         except (ValueError, TypeError, AttributeError, RecursionError) as cause:
-            raise ProtocolViolation(f"not a valid {cls.__name__}: {str(cause)[: limits.ERROR_VALUE_CHARS_MAX]}") from None
+            raise ProtocolViolation(
+                f"not a valid {cls.__name__}: {str(cause)[: limits.ERROR_VALUE_CHARS_MAX]}"
+            ) from None
         message._check()
         return message
 
@@ -79,16 +81,28 @@ class _JsonMessage:
         for known in fields(self):  # type: ignore[arg-type]
             value = getattr(self, known.name)
             kind = {"int": int, "str": str}.get(str(known.type), list)
-            if not isinstance(value, kind) or isinstance(value, bool) or not _holds(str(known.type), value):
+            if (
+                not isinstance(value, kind)
+                or isinstance(value, bool)
+                or not _holds(str(known.type), value)
+            ):
                 given = repr(value)[: limits.ERROR_VALUE_CHARS_MAX]
-                raise ProtocolViolation(f"{type(self).__name__}.{known.name} must be {known.type}, not {given}")
+                raise ProtocolViolation(
+                    f"{type(self).__name__}.{known.name} must be {known.type}, not {given}"
+                )
             if not all(is_text(each) for each in (value if isinstance(value, list) else (value,))):
-                raise InvalidArgument(f"{type(self).__name__}.{known.name} holds half of a surrogate pair, which is no character")
+                raise InvalidArgument(
+                    f"{type(self).__name__}.{known.name} holds half of a surrogate pair, which is no character"
+                )
 
 
 def is_text(value: Any) -> bool:
     """True if a string can be encoded as UTF-8. JSON can escape code points that cannot."""
-    return not isinstance(value, str) or value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
+    return (
+        not isinstance(value, str)
+        or value.isascii()
+        or not any("\ud800" <= each <= "\udfff" for each in value)
+    )
 
 
 def _holds(kind: str, value: Any) -> bool:
@@ -96,7 +110,9 @@ def _holds(kind: str, value: Any) -> bool:
     if kind == "list[str]":
         return all(isinstance(each, str) for each in value)
     if kind == "list[list[int]]":
-        return all(isinstance(each, list) and all(type(number) is int for number in each) for each in value)
+        return all(
+            isinstance(each, list) and all(type(number) is int for number in each) for each in value
+        )
     return True
 
 
@@ -113,7 +129,11 @@ class Hello(_JsonMessage):
 
     def pack(self) -> bytes:
         """Pack the payload. Empty fields are left out: the payload is then that of releases before them."""
-        found = {name: value for name, value in asdict(self).items() if value or name not in ("token", "server")}
+        found = {
+            name: value
+            for name, value in asdict(self).items()
+            if value or name not in ("token", "server")
+        }
         return json.dumps(found, separators=(",", ":")).encode()
 
 
@@ -371,7 +391,9 @@ def unpack_lane_pull(payload: memoryview | bytes) -> LanePull:
 def pack_lane_delivery(delivery: LaneDelivery) -> bytes:
     """The bytes before the batches in LANE_MESSAGES."""
     session, following, is_end, ranges, batches = delivery
-    return _LANE_DELIVERY.pack(session, len(ranges), following, batches, is_end) + b"".join([_RANGE.pack(*each) for each in ranges])
+    return _LANE_DELIVERY.pack(session, len(ranges), following, batches, is_end) + b"".join(
+        [_RANGE.pack(*each) for each in ranges]
+    )
 
 
 def unpack_lane_delivery(payload: memoryview | bytes) -> tuple[LaneDelivery, int]:
@@ -389,7 +411,9 @@ def unpack_lane_delivery(payload: memoryview | bytes) -> tuple[LaneDelivery, int
 
 def pack_lane_settle(session: int, token: int, settlements: list[LaneSettlement]) -> bytes:
     """The payload of LANE_SETTLE."""
-    return _LANE_SETTLE.pack(session, len(settlements), token) + b"".join([_LANE_SETTLEMENT.pack(*each) for each in settlements])
+    return _LANE_SETTLE.pack(session, len(settlements), token) + b"".join(
+        [_LANE_SETTLEMENT.pack(*each) for each in settlements]
+    )
 
 
 def unpack_lane_settle(payload: memoryview | bytes) -> tuple[int, int, list[LaneSettlement]]:
@@ -397,7 +421,10 @@ def unpack_lane_settle(payload: memoryview | bytes) -> tuple[int, int, list[Lane
     try:
         session, count, token = _LANE_SETTLE.unpack_from(payload)
         require_ranges("LANE_SETTLE", min(count, len(payload) // _LANE_SETTLEMENT.size))
-        settlements = [LaneSettlement(*each) for each in _LANE_SETTLEMENT.iter_unpack(payload[_LANE_SETTLE.size :])]
+        settlements = [
+            LaneSettlement(*each)
+            for each in _LANE_SETTLEMENT.iter_unpack(payload[_LANE_SETTLE.size :])
+        ]
     except error:
         raise ProtocolViolation("LANE_SETTLE is incomplete") from None
     if len(settlements) != count or any(each.verdict > LaneVerdict.PARKED for each in settlements):
@@ -423,8 +450,12 @@ def unpack_produced(payload: memoryview | bytes) -> list[Produced]:
 def unpack_one_produced(payload: memoryview | bytes) -> Produced:
     """The answer to a PRODUCE of one batch. Raises ProtocolViolation."""
     if len(payload) != _PRODUCED.size:
-        raise ProtocolViolation(f"PRODUCED answers one batch with {len(payload)} bytes, not {_PRODUCED.size}")
-    return tuple.__new__(Produced, _PRODUCED.unpack(payload))  # `_make` would be one more call for each message
+        raise ProtocolViolation(
+            f"PRODUCED answers one batch with {len(payload)} bytes, not {_PRODUCED.size}"
+        )
+    return tuple.__new__(
+        Produced, _PRODUCED.unpack(payload)
+    )  # `_make` would be one more call for each message
 
 
 def pack_pull(pull: Pull) -> bytes:
@@ -434,10 +465,14 @@ def pack_pull(pull: Pull) -> bytes:
 
 def unpack_pull(payload: memoryview | bytes) -> Pull:
     """Raises ProtocolViolation."""
-    return Pull(*_unpack(_PULL_KEEPING if len(payload) == _PULL_KEEPING.size else _PULL, payload, "PULL"))
+    return Pull(
+        *_unpack(_PULL_KEEPING if len(payload) == _PULL_KEEPING.size else _PULL, payload, "PULL")
+    )
 
 
-def pack_delivery(session: int, first_pull_sequence: int, ranges: list[Range], batches: int) -> bytes:
+def pack_delivery(
+    session: int, first_pull_sequence: int, ranges: list[Range], batches: int
+) -> bytes:
     """The bytes before the batches in MESSAGES."""
     head = _DELIVERY.pack(session, len(ranges), first_pull_sequence, batches)
     return head + b"".join([_RANGE.pack(*each) for each in ranges])
@@ -506,7 +541,9 @@ def unpack_error(payload: memoryview | bytes) -> QmqError:
     """The error in the peer's answer. Raises ProtocolViolation if the payload is not an error."""
     try:
         code, outcome, _, retry_after_ms = _ERROR.unpack_from(payload)
-        return from_wire(code, bytes(payload[_ERROR.size :]).decode(), Outcome(outcome).value, retry_after_ms)
+        return from_wire(
+            code, bytes(payload[_ERROR.size :]).decode(), Outcome(outcome).value, retry_after_ms
+        )
     except (error, ValueError):
         raise ProtocolViolation("ERROR cannot be read") from None
 

@@ -21,14 +21,18 @@ def first_page(keys: Iterable[control.ParkedKey], bytes_max: int) -> Iterator[co
         yield key
 
 
-def by_ranges(lps: LpRange, keys: Iterable[control.ParkedKey]) -> Iterator[tuple[LpRange, list[control.ParkedKey]]]:
+def by_ranges(
+    lps: LpRange, keys: Iterable[control.ParkedKey]
+) -> Iterator[tuple[LpRange, list[control.ParkedKey]]]:
     """Ranges that together are `lps`, each with all of its keys: as many as fit, and at least those of one logical partition.
 
     A logical partition is in one range with all of its keys: a request that comes twice, or late, still says exactly what is parked there.
     """
     first, size = lps.first, 0
     held: list[control.ParkedKey] = []
-    for lp, group in groupby(sorted(keys, key=lambda each: each.logical_partition), lambda each: each.logical_partition):
+    for lp, group in groupby(
+        sorted(keys, key=lambda each: each.logical_partition), lambda each: each.logical_partition
+    ):
         found = list(group)
         more = sum(map(_size, found))
         if held and size + more > PARKED_PAGE_BYTES:

@@ -31,14 +31,22 @@ def watch(found: socket.socket | None) -> None:
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", KEEPALIVE_IDLE_S), ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S), ("TCP_KEEPCNT", KEEPALIVE_PROBES)):
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
         if hasattr(socket, name):  # a system without these options uses its own times
             found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def silent_ms(found: socket.socket | None) -> int:
     """The time in which the peer's kernel acknowledged nothing although data was sent to it twice; 0 if it did, or if that is unknown."""
-    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "TCP_INFO"):
+    if (
+        found is None
+        or found.family not in (socket.AF_INET, socket.AF_INET6)
+        or not hasattr(socket, "TCP_INFO")
+    ):
         return 0
     try:
         info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
@@ -46,5 +54,8 @@ def silent_ms(found: socket.socket | None) -> int:
         return 0
     if len(info) < _INFO_BYTES:
         return 0
-    unacked, last_ack_ms = _WORDS.unpack_from(info, _UNACKED)[0], _WORDS.unpack_from(info, _LAST_ACK)[0]
+    unacked, last_ack_ms = (
+        _WORDS.unpack_from(info, _UNACKED)[0],
+        _WORDS.unpack_from(info, _LAST_ACK)[0],
+    )
     return last_ack_ms if unacked and info[_RETRANSMITS] else 0

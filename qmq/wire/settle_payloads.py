@@ -53,7 +53,11 @@ class Settlement(NamedTuple):
 
 def pack_settle(session: int, settlements: list[Settlement]) -> bytes:
     """The payload of SETTLE."""
-    errors = [(at, each.error[:ERROR_CHARS_MAX].encode()) for at, each in enumerate(settlements) if each.error]
+    errors = [
+        (at, each.error[:ERROR_CHARS_MAX].encode())
+        for at, each in enumerate(settlements)
+        if each.error
+    ]
     parts = [_SETTLE.pack(session, len(settlements))]
     parts += [_SETTLEMENT.pack(*each[:4]) for each in settlements]
     parts += [part for at, text in errors for part in (_ERROR_TEXT.pack(at, len(text)), text)]
@@ -63,16 +67,22 @@ def pack_settle(session: int, settlements: list[Settlement]) -> bytes:
 def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
     """Raises ProtocolViolation, InvalidArgument."""
     if len(payload) > limits.SETTLE_BYTES_MAX:
-        raise InvalidArgument(f"a SETTLE has at most {limits.SETTLE_BYTES_MAX} bytes, not {len(payload)}: send several")
+        raise InvalidArgument(
+            f"a SETTLE has at most {limits.SETTLE_BYTES_MAX} bytes, not {len(payload)}: send several"
+        )
     try:
         session, count = _SETTLE.unpack_from(payload)
         require_ranges("SETTLE", min(count, len(payload) // _SETTLEMENT.size))
         end = _SETTLE.size + count * _SETTLEMENT.size
-        settlements = [Settlement(*each) for each in _SETTLEMENT.iter_unpack(payload[_SETTLE.size : end])]
+        settlements = [
+            Settlement(*each) for each in _SETTLEMENT.iter_unpack(payload[_SETTLE.size : end])
+        ]
         for at, text in _error_texts(payload, end):
             settlements[at] = settlements[at]._replace(error=text)
     except (error, IndexError, UnicodeDecodeError):
-        raise ProtocolViolation("SETTLE is incomplete, or has an error for a range that it does not have") from None
+        raise ProtocolViolation(
+            "SETTLE is incomplete, or has an error for a range that it does not have"
+        ) from None
     if len(settlements) != count or any(each.verdict > Verdict.DEAD for each in settlements):
         raise ProtocolViolation("SETTLE has a wrong number of ranges, or an unknown verdict")
     return session, settlements
@@ -81,7 +91,9 @@ def unpack_settle(payload: memoryview | bytes) -> tuple[int, list[Settlement]]:
 def require_ranges(what: str, count: int) -> None:
     """Raise InvalidArgument for too many ranges, before they are packed."""
     if count > limits.SETTLE_RANGES_MAX:
-        raise InvalidArgument(f"a {what} has at most {limits.SETTLE_RANGES_MAX} ranges, not {count}: send several")
+        raise InvalidArgument(
+            f"a {what} has at most {limits.SETTLE_RANGES_MAX} ranges, not {count}: send several"
+        )
 
 
 def _error_texts(payload: memoryview | bytes, at: int) -> Iterator[tuple[int, str]]:

@@ -51,12 +51,16 @@ def config_of(settings: pb.SubjectSettings) -> SubjectConfig:
 def changes_of(request: pb.AlterSubjectRequest) -> dict[str, int | None]:
     """The fields of SubjectConfig that the request changes. Raises InvalidArgument if there are none."""
     found: dict[str, int | None] = {
-        name: getattr(request, name) or None for name in ("retention_ms", "retention_bytes") if request.HasField(name)
+        name: getattr(request, name) or None
+        for name in ("retention_ms", "retention_bytes")
+        if request.HasField(name)
     }
     if request.HasField("body_bytes_max"):
         found["body_bytes_max"] = request.body_bytes_max
     if not found:
-        raise InvalidArgument(f"nothing of subject {request.subject!r} is to change: give a retention or the largest body")
+        raise InvalidArgument(
+            f"nothing of subject {request.subject!r} is to change: give a retention or the largest body"
+        )
     return found
 
 

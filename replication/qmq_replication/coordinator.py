@@ -23,8 +23,23 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from qmq_coordination.broker_groups import BrokerGroupState, EpochClaim, MasterRecord, group_key, read_group
-from qmq_coordination.coordination_store import NO_LEASE, Compare, CompareTarget, CoordinationStore, LeaseId, Put, absent, unchanged
+from qmq_coordination.broker_groups import (
+    BrokerGroupState,
+    EpochClaim,
+    MasterRecord,
+    group_key,
+    read_group,
+)
+from qmq_coordination.coordination_store import (
+    NO_LEASE,
+    Compare,
+    CompareTarget,
+    CoordinationStore,
+    LeaseId,
+    Put,
+    absent,
+    unchanged,
+)
 
 from qmq.errors import CoordinationError, CoordinationUnknown, InvariantBroken, LeaseNotFound
 from qmq_replication.core import EPOCH_MAX
@@ -58,7 +73,10 @@ class Won:
 
 
 async def found_group(
-    store: CoordinationStore, group: str, voters: tuple[str, ...], also: Mapping[str, bytes] = MappingProxyType({})
+    store: CoordinationStore,
+    group: str,
+    voters: tuple[str, ...],
+    also: Mapping[str, bytes] = MappingProxyType({}),
 ) -> ReplicaMembership:
     """The group's membership. If there is no group, create it with `voters` and the group's keys in `also`, in one transaction.
 
@@ -128,7 +146,9 @@ class Coordinator:
     async def look_up(self) -> tuple[int, ReplicaMembership | None]:
         """Read the group's highest epoch and its membership. Raises CoordinationError."""
         state = await read_group(self._store, self._group)
-        return state.claim.epoch, None if state.members is None else ReplicaMembership.decode(state.members)
+        return state.claim.epoch, None if state.members is None else ReplicaMembership.decode(
+            state.members
+        )
 
     # --- epochs --------------------------------------------------------------------------------------------------------
 
@@ -157,7 +177,10 @@ class Coordinator:
             if promised is not None and state.claim.epoch > max(promised, self._seen_epoch):
                 self._seen_epoch = state.claim.epoch
                 return None
-            if state.members is None or self._record().replica not in ReplicaMembership.decode(state.members).voters:
+            if (
+                state.members is None
+                or self._record().replica not in ReplicaMembership.decode(state.members).voters
+            ):
                 return None
             lease = await self._store.grant(self._lease_s)
             highest = max(state.claim.epoch, min(max(promised or 0, above), EPOCH_MAX))
@@ -170,7 +193,9 @@ class Coordinator:
         await self._drop(lease)
         return None
 
-    async def _claim_epoch(self, state: BrokerGroupState, claim: EpochClaim, lease: LeaseId) -> bool:
+    async def _claim_epoch(
+        self, state: BrokerGroupState, claim: EpochClaim, lease: LeaseId
+    ) -> bool:
         epoch_key, master_key = self._key("epoch"), self._key("master")
         items = state.items
         compares = [
@@ -232,7 +257,10 @@ class Coordinator:
     async def _put_key(self, claim: EpochClaim) -> None:
         """Set the key under our lease if there is none, and read back if this succeeded."""
         key = self._key("master")
-        compares = [Compare(self._key("epoch"), CompareTarget.VALUE, "=", claim.encode()), absent(key)]
+        compares = [
+            Compare(self._key("epoch"), CompareTarget.VALUE, "=", claim.encode()),
+            absent(key),
+        ]
         with suppress(CoordinationUnknown):
             await self._store.txn(compares, [Put(key, self._master(claim), self._lease)])
 
@@ -244,7 +272,9 @@ class Coordinator:
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
-    async def change(self, before: ReplicaMembership, after: ReplicaMembership) -> ReplicaMembership | None:
+    async def change(
+        self, before: ReplicaMembership, after: ReplicaMembership
+    ) -> ReplicaMembership | None:
         """Replace the membership. None if the change was not made and never will be, because we are not master any more."""
         claim, key = self._claim, self._key("members")
         if claim is None:
@@ -264,4 +294,6 @@ class Coordinator:
     async def _changed(self, after: ReplicaMembership) -> ReplicaMembership | None:
         """Read the membership after a failed comparison: an earlier try may have succeeded."""
         found = await self._store.get(self._key("members"))
-        return after if found is not None and ReplicaMembership.decode(found.value) == after else None
+        return (
+            after if found is not None and ReplicaMembership.decode(found.value) == after else None
+        )

@@ -104,7 +104,9 @@ class Replica:
         """The number of messages ignored because the sender is no member, or because the store cannot have given their epoch."""
         self._look_up_again_ms = state.now_ms
         self._excuses = 0
-        self.election = Election(self.state, fence=self.fence, lead=self.lead, become_slave=self.become_slave)
+        self.election = Election(
+            self.state, fence=self.fence, lead=self.lead, become_slave=self.become_slave
+        )
         self.leader: Leader | None = None
         self.expect_master()
 
@@ -117,7 +119,11 @@ class Replica:
             return self.leader.due_ms
         if self.state.role is not Role.SLAVE:
             return self.election.due_ms
-        return self.suspect_at_ms if self._may_poll() else self.state.now_ms + self.state.timing.suspect_ms
+        return (
+            self.suspect_at_ms
+            if self._may_poll()
+            else self.state.now_ms + self.state.timing.suspect_ms
+        )
 
     def _may_poll(self) -> bool:
         return self.state.name in self.state.membership.voters and not self.state.resetting_until
@@ -144,7 +150,9 @@ class Replica:
     def step(self, now_ms: int, sender: str, message: Message) -> None:
         """Handle a peer's message. Raises ProtocolViolation, without any change, for a message that no replica of the group would send."""
         self.state.now_ms = now_ms
-        if not self._belongs(sender) or (isinstance(message, _ORDERS) and not self._can_be_given(message.epoch)):
+        if not self._belongs(sender) or (
+            isinstance(message, _ORDERS) and not self._can_be_given(message.epoch)
+        ):
             self.strangers_heard += 1
             self._look_up()
             return
@@ -154,7 +162,11 @@ class Replica:
     def members(self) -> tuple[str, ...]:
         """The members of the group: as the store has them, or as we have them if we are master."""
         change = self.leader.change if self.leader is not None else None
-        return self.state.membership.replicas if change is None else (*self.state.membership.replicas, *change.replicas)
+        return (
+            self.state.membership.replicas
+            if change is None
+            else (*self.state.membership.replicas, *change.replicas)
+        )
 
     def _belongs(self, sender: str) -> bool:
         return sender != self.state.name and sender in self.members
@@ -169,7 +181,9 @@ class Replica:
             self._look_up_again_ms = self.state.now_ms + self.state.timing.poll_ms
             self.state.request(LookUp())
 
-    def looked_up(self, now_ms: int, epoch: int, membership: ReplicaMembership | None = None) -> None:
+    def looked_up(
+        self, now_ms: int, epoch: int, membership: ReplicaMembership | None = None
+    ) -> None:
         """The coordination store has `epoch` as the highest epoch, and this membership.
 
         A promise beyond EPOCH_MAX is dropped: an older release accepted it from a peer outside the group.
@@ -233,7 +247,10 @@ class Replica:
     def master_gone(self, now_ms: int) -> None:
         """The coordination store knows no master. A slave that still hears its master ignores this: the master will set its key again."""
         self.state.now_ms = now_ms
-        if self.state.role is Role.SLAVE and now_ms - self.heard_ms > 2 * self.state.timing.heartbeat_ms:
+        if (
+            self.state.role is Role.SLAVE
+            and now_ms - self.heard_ms > 2 * self.state.timing.heartbeat_ms
+        ):
             self._suspect_within(self.state.timing.lost_ms)
 
     def membership_is(self, membership: ReplicaMembership) -> None:
@@ -300,7 +317,9 @@ class Replica:
     def expect_master(self, patience_ms: int | None = None) -> None:
         """Give the master `patience_ms` to send."""
         patience = self.state.timing.suspect_ms if patience_ms is None else patience_ms
-        self.suspect_at_ms = self.state.now_ms + patience + int(self.random.random() * patience * 0.3)
+        self.suspect_at_ms = (
+            self.state.now_ms + patience + int(self.random.random() * patience * 0.3)
+        )
 
     def _wait_longer(self) -> None:
         """This process was late: messages of the master may be unread, so it gets its full time once more."""
@@ -308,7 +327,9 @@ class Replica:
             self.expect_master()
 
     def _suspect_within(self, ms: int) -> None:
-        self.suspect_at_ms = min(self.suspect_at_ms, self.state.now_ms + int(ms * (0.7 + 0.6 * self.random.random())))
+        self.suspect_at_ms = min(
+            self.suspect_at_ms, self.state.now_ms + int(ms * (0.7 + 0.6 * self.random.random()))
+        )
 
     def hears_master(self) -> bool:
         """True if there is no reason to campaign: we lead a quorum, we are fencing, or the master sent a message lately."""
@@ -316,12 +337,22 @@ class Replica:
             return self.leader.has_quorum()
         if self.state.role is Role.FENCING:
             return True
-        return bool(self.master) and not self.is_master_lost and self.state.now_ms - self.heard_ms < self.state.timing.suspect_ms
+        return (
+            bool(self.master)
+            and not self.is_master_lost
+            and self.state.now_ms - self.heard_ms < self.state.timing.suspect_ms
+        )
 
     # --- asked by peers ------------------------------------------------------------------------------------------------
 
     def _on_probe(self, sender: str, _: Probe) -> None:
-        reply = ProbeReply(self.state.promised, self.master, self.hears_master(), *self.state.history.last, self.state.may_count)
+        reply = ProbeReply(
+            self.state.promised,
+            self.master,
+            self.hears_master(),
+            *self.state.history.last,
+            self.state.may_count,
+        )
         self.state.send(sender, reply)
 
     def _on_promise_request(self, sender: str, request: PromiseRequest) -> None:
@@ -332,14 +363,23 @@ class Replica:
             self.become_slave()
             self.promise(request.epoch)
             self.master, self.is_master_lost, self.heard_ms = sender, False, self.state.now_ms
-        self.state.send(sender, Promise(request.epoch, *self.state.history.last, self.state.may_count))
+        self.state.send(
+            sender, Promise(request.epoch, *self.state.history.last, self.state.may_count)
+        )
 
     def _on_take_over(self, _: str, message: TakeOver) -> None:
-        if message.epoch >= self.state.promised and self.state.role in (Role.SLAVE, Role.POLLING) and self.state.may_count:
+        if (
+            message.epoch >= self.state.promised
+            and self.state.role in (Role.SLAVE, Role.POLLING)
+            and self.state.may_count
+        ):
             self.election.campaign()
 
     def _on_refusal(self, _: str, message: Refusal) -> None:
-        if self.state.promised < message.epoch <= EPOCH_MAX and self.state.role in (Role.MASTER, Role.FENCING):
+        if self.state.promised < message.epoch <= EPOCH_MAX and self.state.role in (
+            Role.MASTER,
+            Role.FENCING,
+        ):
             self.refused_epoch = max(self.refused_epoch, message.epoch)
             self.become_slave()
 
@@ -350,10 +390,18 @@ class Replica:
         if epoch < self.state.promised:
             self.state.send(sender, Refusal(self.state.promised))
             return False
-        if epoch == self.state.promised and self.state.role in (Role.MASTER, Role.FENCING) and sender != self.state.name:
-            raise ProtocolViolation(f"{sender} claims to lead in epoch {epoch}, which is {self.state.name}'s")
+        if (
+            epoch == self.state.promised
+            and self.state.role in (Role.MASTER, Role.FENCING)
+            and sender != self.state.name
+        ):
+            raise ProtocolViolation(
+                f"{sender} claims to lead in epoch {epoch}, which is {self.state.name}'s"
+            )
         if epoch == self.state.promised and self.master not in ("", sender, self.state.name):
-            raise ProtocolViolation(f"{sender} claims to lead in epoch {epoch}, which is {self.master}'s")
+            raise ProtocolViolation(
+                f"{sender} claims to lead in epoch {epoch}, which is {self.master}'s"
+            )
         if epoch > self.state.promised:
             self.become_slave()
             self.promise(epoch)
@@ -366,7 +414,9 @@ class Replica:
 
     def _on_append(self, sender: str, message: Append) -> None:
         epochs = message.prev_epoch, message.epoch
-        if not follow_each_other(message.runs, after=message.prev_index, last=message.last_index, epochs=epochs):
+        if not follow_each_other(
+            message.runs, after=message.prev_index, last=message.last_index, epochs=epochs
+        ):
             raise ProtocolViolation(
                 f"{sender} sends entries {message.prev_index + 1} to {message.last_index} that cannot follow each other in a log"
             )
@@ -397,7 +447,9 @@ class Replica:
             if message.last_index <= last:
                 self._acknowledge()
                 return False
-        elif self.state.history.epoch_at(message.prev_index) == message.prev_epoch and (message.cut or message.prev_index == last):
+        elif self.state.history.epoch_at(message.prev_index) == message.prev_epoch and (
+            message.cut or message.prev_index == last
+        ):
             if message.prev_index < last:
                 self.truncate(message.prev_index)
             self.in_step, self.fork = True, ""
@@ -410,7 +462,10 @@ class Replica:
         self._require_committed_after(index)
         self.state.history.truncate(index)
         self.state.durable = min(self.state.durable, index)
-        self.state.flushed_index, self.flush_wanted = min(self.state.flushed_index, index), min(self.flush_wanted, index)
+        self.state.flushed_index, self.flush_wanted = (
+            min(self.state.flushed_index, index),
+            min(self.flush_wanted, index),
+        )
         self.state.ready.truncate = index
 
     def _require_committed_after(self, index: int) -> None:
@@ -420,19 +475,33 @@ class Replica:
                 f"knows that the entries up to {self.state.commit} are committed, and the master {self.master} of epoch "
                 f"{self.state.promised} has other entries, or none, after {index}: acknowledged messages are missing there"
             )
-            raise ProtocolViolation(f"{self.state.name} {self.fork}. It keeps its entries and does not follow")
+            raise ProtocolViolation(
+                f"{self.state.name} {self.fork}. It keeps its entries and does not follow"
+            )
 
     def _on_reset(self, sender: str, message: LogReset) -> None:
         if not self._heed(sender, message.epoch):
             return
         # A log that is empty after its start is in step with any log there; only the Reset says where the master's files continue.
-        holds_nothing = message.start_index == self.state.history.last_index == self.state.history.start_index
-        if self.in_step and message.start_index <= self.state.history.last_index and not holds_nothing:
+        holds_nothing = (
+            message.start_index == self.state.history.last_index == self.state.history.start_index
+        )
+        if (
+            self.in_step
+            and message.start_index <= self.state.history.last_index
+            and not holds_nothing
+        ):
             return
         self._require_committed_after(message.start_index)
-        self.state.history = History((), message.start_index, message.start_index, message.start_epoch)
+        self.state.history = History(
+            (), message.start_index, message.start_index, message.start_epoch
+        )
         self.state.durable = self.state.commit = self.state.flushed_index = message.start_index
-        self.state.is_whole, self.state.resetting_until, self._asks_reset = False, message.until_index, False
+        self.state.is_whole, self.state.resetting_until, self._asks_reset = (
+            False,
+            message.until_index,
+            False,
+        )
         self.in_step, self.round = True, max(self.round, message.round)
         self.state.save()
         self.state.ready.reset = message
@@ -447,7 +516,12 @@ class Replica:
     def _acknowledge(self) -> None:
         last = self.state.history.last_index
         ack = Ack(
-            self.state.promised, self.round, self.state.stored_index(), last, self.state.log.place(), min(self.state.flushed_index, last)
+            self.state.promised,
+            self.round,
+            self.state.stored_index(),
+            last,
+            self.state.log.place(),
+            min(self.state.flushed_index, last),
         )
         self.state.send(self.master, ack)
 
@@ -456,7 +530,15 @@ class Replica:
         epoch = UNKNOWN_EPOCH if self._asks_reset and tail.last_index == 0 else tail.start_epoch
         self.state.send(
             self.master,
-            Mismatch(self.state.promised, round, tail.last_index, tail.start_index, epoch, tuple(tail.runs), self.state.log.place()),
+            Mismatch(
+                self.state.promised,
+                round,
+                tail.last_index,
+                tail.start_index,
+                epoch,
+                tuple(tail.runs),
+                self.state.log.place(),
+            ),
         )
 
     def _become_whole(self) -> None:

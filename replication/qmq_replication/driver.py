@@ -23,7 +23,15 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, Protocol
 
-from qmq.errors import CoordinationError, DiskFull, InvariantBroken, LogDamaged, ProtocolViolation, Unavailable, check
+from qmq.errors import (
+    CoordinationError,
+    DiskFull,
+    InvariantBroken,
+    LogDamaged,
+    ProtocolViolation,
+    Unavailable,
+    check,
+)
 from qmq.log import follower
 from qmq.log.log_config import Flush
 from qmq.log.merged_log import read_merged
@@ -38,7 +46,14 @@ from qmq_replication.coordinator import Coordinator, Holding
 from qmq_replication.core import Replica
 from qmq_replication.history import EpochRun, History
 from qmq_replication.identity import ReplicaIdentity
-from qmq_replication.links import InboundConnection, InboundLink, InboundLinks, Mesh, PeerHello, Secret
+from qmq_replication.links import (
+    InboundConnection,
+    InboundLink,
+    InboundLinks,
+    Mesh,
+    PeerHello,
+    Secret,
+)
 from qmq_replication.membership import ReplicaMembership
 from qmq_replication.ready import (
     Ack,
@@ -108,7 +123,9 @@ class CoordinationRequests:
         """Ask for a new epoch, if the core still campaigns."""
         if self._core.state.role is not Role.CAMPAIGNING:
             return  # requested before an earlier campaign won: winning again would lose that epoch's claim
-        won = await self._coordinator.campaign(self._core.state.promised, above=self._core.refused_epoch)
+        won = await self._coordinator.campaign(
+            self._core.state.promised, above=self._core.refused_epoch
+        )
         if won is None:
             self._tell(lambda now_ms: self._core.campaign_lost(now_ms))
         else:
@@ -131,10 +148,15 @@ class CoordinationRequests:
             try:
                 held = await self._coordinator.hold()
             except CoordinationError as failure:
-                log.warning("the coordination store does not answer, the group continues without it: %s", failure)
+                log.warning(
+                    "the coordination store does not answer, the group continues without it: %s",
+                    failure,
+                )
             else:
                 self._on_held(epoch, held, asked_ms)
-                self._tell(lambda now_ms, highest=held.epoch: self._core.superseded(now_ms, highest))  # type: ignore[misc]
+                self._tell(
+                    lambda now_ms, highest=held.epoch: self._core.superseded(now_ms, highest)
+                )  # type: ignore[misc]
             await asyncio.sleep(HOLD_S)
 
 
@@ -185,7 +207,10 @@ class StoreLog:
         if found is None:
             try:
                 found = read_merged(store.logs, begin, after, bytes_max)
-            except (ColdRead, ObjectDamaged):  # an operator puts a damaged object back; the other replicas continue meanwhile
+            except (
+                ColdRead,
+                ObjectDamaged,
+            ):  # an operator puts a damaged object back; the other replicas continue meanwhile
                 return LogChunk(after, (), begin, 0)
         if found is None or not found.runs:
             return None
@@ -255,13 +280,27 @@ class Driver:
         self._full_until_ms = 0
         self._timing = surroundings.timing
         self.secret = Secret(identity.secret.encode())
-        self.mesh = Mesh(PeerHello(identity.group, identity.replica), self.secret, self._disconnected, surroundings.network)
+        self.mesh = Mesh(
+            PeerHello(identity.group, identity.replica),
+            self.secret,
+            self._disconnected,
+            surroundings.network,
+        )
         self.core = self._new_core(membership, asks_reset=asks_reset)
         self.requests = CoordinationRequests(
-            self.core, coordinator, surroundings.lease_clock, tell=self._heard_of_store, spawn=self._spawn, on_held=calls.on_held
+            self.core,
+            coordinator,
+            surroundings.lease_clock,
+            tell=self._heard_of_store,
+            spawn=self._spawn,
+            on_held=calls.on_held,
         )
         self.arrivals = InboundLinks(
-            identity.group, identity.replica, secret=lambda: self.secret.value, members=lambda: self.core.members, heard=self._heard
+            identity.group,
+            identity.replica,
+            secret=lambda: self.secret.value,
+            members=lambda: self.core.members,
+            heard=self._heard,
         )
         self.violations = 0
         """The number of messages from proved peers that no replica would send."""
@@ -279,7 +318,9 @@ class Driver:
     def _new_core(self, membership: ReplicaMembership, *, asks_reset: bool) -> Replica:
         store = self.host.store
         index, epoch = store.start()
-        history = History([EpochRun(*each) for each in store.epochs if each[1] > index], store.index, index, epoch)
+        history = History(
+            [EpochRun(*each) for each in store.epochs if each[1] > index], store.index, index, epoch
+        )
         state = ReplicaState(
             self.identity.replica,
             membership,
@@ -307,7 +348,9 @@ class Driver:
             if self._held is not None or not self._is_saved:
                 self._try_again(due_ms)
             if not self.is_waiting:
-                self._with_core(lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms))  # type: ignore[misc]
+                self._with_core(
+                    lambda now_ms, due_ms=due_ms: self.core.tick(now_ms, now_ms - due_ms)
+                )  # type: ignore[misc]
 
     def _with_core(self, act: Callable[[int], object], key: object = None) -> None:
         """Call the core and carry out the result. While the store is being reopened or the disk is full, the call waits, and replaces an
@@ -340,7 +383,9 @@ class Driver:
     def _written(self, index: int) -> None:
         leader = self.core.leader
         if leader is None:
-            raise InvariantBroken(f"index {index} was written although this replica is not the master")
+            raise InvariantBroken(
+                f"index {index} was written although this replica is not the master"
+            )
         leader.appended(index)
         if self.host.store.config.flush is Flush.ASYNC:
             self.core.stored(index)
@@ -372,7 +417,11 @@ class Driver:
     @property
     def refused(self) -> dict[str, int]:
         """Counts of refused connections and messages; the core's counts are since its start."""
-        return {"hello": self.arrivals.refused, "message": self.core.strangers_heard, "violation": self.violations}
+        return {
+            "hello": self.arrivals.refused,
+            "message": self.core.strangers_heard,
+            "violation": self.violations,
+        }
 
     def know_secret(self, secret: bytes) -> None:
         """Use this secret of the group, which the coordination store has."""
@@ -386,7 +435,11 @@ class Driver:
         if self.is_waiting:
             return
         message = wire.unpack(frame.payload)
-        if isinstance(message, Append) and message.payload is not None and not self._has_room(message.payload):
+        if (
+            isinstance(message, Append)
+            and message.payload is not None
+            and not self._has_room(message.payload)
+        ):
             return
         refused: list[ProtocolViolation] = []
 
@@ -399,7 +452,11 @@ class Driver:
         self._with_core(step)
         if refused:
             self.violations += 1
-            log.error("replica %s sent an invalid message, its connection is closed: %s", sender, refused[0])
+            log.error(
+                "replica %s sent an invalid message, its connection is closed: %s",
+                sender,
+                refused[0],
+            )
             raise refused[0]
 
     def _has_room(self, stretch: wire.LogStretch) -> bool:
@@ -408,9 +465,13 @@ class Driver:
         if now_ms < self._full_until_ms:
             return False
         try:
-            self.host.store.require_space_to_follow(stretch.entries, sum(run.size for run in stretch.runs))
+            self.host.store.require_space_to_follow(
+                stretch.entries, sum(run.size for run in stretch.runs)
+            )
         except DiskFull as failure:
-            log.warning("storing the master's entries failed, they are refused for a while: %s", failure)
+            log.warning(
+                "storing the master's entries failed, they are refused for a while: %s", failure
+            )
             self._full_until_ms = now_ms + FULL_PAUSE_MS
             return False
         return True
@@ -463,15 +524,26 @@ class Driver:
         store = self.host.store
         must_undo = store.unwritten.waits and (ready.truncate is not None or is_no_master)
         if ready.reset is not None:
-            log.warning("starting over after index %d: the master has no older entries", ready.reset.start_index)
+            log.warning(
+                "starting over after index %d: the master has no older entries",
+                ready.reset.start_index,
+            )
             self._opening = self._spawn(self._reopen_store(ready, None, tuple(ready.reset.place)))
             return
-        if must_undo or (ready.truncate is not None and not follower.truncate(store, ready.truncate)):
+        if must_undo or (
+            ready.truncate is not None and not follower.truncate(store, ready.truncate)
+        ):
             self._opening = self._spawn(self._reopen_store(ready, ready.truncate, None))
             return
         if ready.truncate is not None:
-            log.warning("the log was cut after index %d: the new master does not have the entries after it", ready.truncate)
-            check(store.index == ready.truncate, f"the log ends at {store.index} after cutting to {ready.truncate}")
+            log.warning(
+                "the log was cut after index %d: the new master does not have the entries after it",
+                ready.truncate,
+            )
+            check(
+                store.index == ready.truncate,
+                f"the log ends at {store.index} after cutting to {ready.truncate}",
+            )
             ready.truncate = None
 
         #    Then the log is extended. The flush comes in a later turn of the broker, and nothing here waits for it.
@@ -484,7 +556,10 @@ class Driver:
                 self._held = ready
                 self._is_full("storing the master's entries", failure)
                 return
-            check(store.index == append.last_index, f"the log ends at {store.index}, and its master says {append.last_index}")
+            check(
+                store.index == append.last_index,
+                f"the log ends at {store.index}, and its master says {append.last_index}",
+            )
             if store.config.flush is Flush.ASYNC:
                 self.core.stored(store.index)
             self.host.schedule()
@@ -508,7 +583,12 @@ class Driver:
 
         # 6. The new role is told, a master writes its barrier, and requests go to the coordination store.
         if ready.role is not None:
-            log.info("%s is %s in epoch %d", self.identity.replica, ready.role.value, self.core.state.promised)
+            log.info(
+                "%s is %s in epoch %d",
+                self.identity.replica,
+                ready.role.value,
+                self.core.state.promised,
+            )
             self._calls.on_role(ready.role)
         if ready.lead is not None:
             self._lead(ready.lead)
@@ -517,13 +597,20 @@ class Driver:
 
     def _send(self, to: str, message: Message) -> None:
         if isinstance(message, Ack | Mismatch):
-            message = message._replace(place=(self.host.store.messages.end, self.host.store.actions.end))
+            message = message._replace(
+                place=(self.host.store.messages.end, self.host.store.actions.end)
+            )
         self.mesh.send(to, wire.pack(message))
 
     def serve_if_due(self) -> None:
         """Serve clients, if this epoch's barrier is committed and nothing else is missing."""
         leader = self.core.leader
-        if leader is not None and leader.is_serving and not self.host.is_serving and self._calls.may_serve():
+        if (
+            leader is not None
+            and leader.is_serving
+            and not self.host.is_serving
+            and self._calls.may_serve()
+        ):
             log.info("%s serves in epoch %d", self.identity.replica, leader.epoch)
             self.host.serve(self.host.store)
 
@@ -587,7 +674,11 @@ class Driver:
 
     def _is_full(self, what: str, failure: DiskFull) -> None:
         if not self._full_told:
-            log.warning("%s failed, the replica neither votes nor stores entries until there is room: %s", what, failure)
+            log.warning(
+                "%s failed, the replica neither votes nor stores entries until there is room: %s",
+                what,
+                failure,
+            )
         self._full_told, self._try_again_ms = True, self._clock.monotonic_ms() + FULL_PAUSE_MS
 
     def _try_again(self, waits_since_ms: int) -> None:
@@ -607,7 +698,9 @@ class Driver:
 
         def handle(_: int) -> None:
             self._handle(ready)
-            self.stored(self.host.store.flushed_index)  # not before: until a cut is done, this index counts entries that are cut
+            self.stored(
+                self.host.store.flushed_index
+            )  # not before: until a cut is done, this index counts entries that are cut
 
         self._with_core(handle)
         self._with_core(lambda now_ms: self.core.tick(now_ms, now_ms - waits_since_ms))
@@ -648,9 +741,13 @@ class Driver:
     def act(self, do: Callable[[int], object]) -> None:
         """Pass an operator's request to the core. Raises the errors of `do`, which then has begun nothing, and Unavailable."""
         if self.is_opening:
-            raise Unavailable(f"{self.identity.replica} is reopening its log: try again in a moment")
+            raise Unavailable(
+                f"{self.identity.replica} is reopening its log: try again in a moment"
+            )
         if self._held is not None:
-            raise Unavailable(f"{self.identity.replica} waits for room on its disk: free some space")
+            raise Unavailable(
+                f"{self.identity.replica} waits for room on its disk: free some space"
+            )
         do(self._clock.monotonic_ms())
         self._with_core(lambda _: None)
 
@@ -664,7 +761,9 @@ class Driver:
         """Stop when the store is open. A master deletes its key, so that another replica takes over immediately."""
         if self._ticker is not None:
             self._ticker.cancel()
-        while self._opening is not None and not self._opening.done():  # the thread that reopens the store cannot be stopped
+        while (
+            self._opening is not None and not self._opening.done()
+        ):  # the thread that reopens the store cannot be stopped
             await asyncio.wait([self._opening])
         epoch = self.core.leader.epoch if self.core.leader is not None else 0
         for task in list(self._tasks):

@@ -16,7 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qmq_replication.membership import ReplicaMembership
-from qmq_replication.ready import Campaign, Probe, ProbeReply, Promise, PromiseRequest, ReplicaState, Resign, Role, TakeOver
+from qmq_replication.ready import (
+    Campaign,
+    Probe,
+    ProbeReply,
+    Promise,
+    PromiseRequest,
+    ReplicaState,
+    Resign,
+    Role,
+    TakeOver,
+)
 
 
 class Election:
@@ -57,7 +67,11 @@ class Election:
         state = self._state
         if state.role is Role.CAMPAIGNING:
             return state.now_ms + state.timing.suspect_ms
-        return self._deadline_ms if state.role is Role.POLLING else min(self._deadline_ms, self._ask_again_ms)
+        return (
+            self._deadline_ms
+            if state.role is Role.POLLING
+            else min(self._deadline_ms, self._ask_again_ms)
+        )
 
     # --- asking around -------------------------------------------------------------------------------------------------
 
@@ -79,7 +93,9 @@ class Election:
         if state.role is not Role.POLLING:
             return
         self._replies[sender] = reply
-        if self._all_replied or (self._is_alone() and self._could_fence() and not self._is_behind()):
+        if self._all_replied or (
+            self._is_alone() and self._could_fence() and not self._is_behind()
+        ):
             self._evaluate()
 
     @property
@@ -96,7 +112,9 @@ class Election:
         if self._all_replied:
             return True
         whole = [name for name, reply in self._replies.items() if reply.is_whole]
-        return self._state.membership.is_majority([*whole, self._state.name] if self._state.may_count else whole)
+        return self._state.membership.is_majority(
+            [*whole, self._state.name] if self._state.may_count else whole
+        )
 
     def _evaluate(self) -> None:
         state = self._state
@@ -125,7 +143,11 @@ class Election:
     def won(self, epoch: int, membership: ReplicaMembership) -> None:
         """Ask for promises in the epoch that we won. Nothing may be written in the epoch before a majority has promised it."""
         state = self._state
-        if state.role is not Role.CAMPAIGNING or epoch <= state.promised or membership.version < state.membership.version:
+        if (
+            state.role is not Role.CAMPAIGNING
+            or epoch <= state.promised
+            or membership.version < state.membership.version
+        ):
             state.request(Resign(epoch))
             if state.role is Role.CAMPAIGNING:
                 self._become_slave()

@@ -22,7 +22,9 @@ class EpochRun(NamedTuple):
     first: int
 
 
-def follow_each_other(runs: Sequence[EpochRun], *, after: int, last: int, epochs: tuple[int, int]) -> bool:
+def follow_each_other(
+    runs: Sequence[EpochRun], *, after: int, last: int, epochs: tuple[int, int]
+) -> bool:
     """True if `runs` can be those of the entries behind `after` up to `last`, with epochs between the two in `epochs`."""
     if not 0 <= after <= last or (not runs) != (after == last):
         return False
@@ -30,7 +32,9 @@ def follow_each_other(runs: Sequence[EpochRun], *, after: int, last: int, epochs
     begins = [EpochRun(lowest, after), *runs]
     if runs and runs[0].first != after + 1:
         return False
-    steps = all(left.epoch <= right.epoch and left.first < right.first for left, right in pairwise(begins))
+    steps = all(
+        left.epoch <= right.epoch and left.first < right.first for left, right in pairwise(begins)
+    )
     return steps and begins[-1].epoch <= highest and begins[-1].first <= last
 
 
@@ -39,7 +43,13 @@ class History:
 
     __slots__ = ("_firsts", "last_index", "runs", "start_epoch", "start_index")
 
-    def __init__(self, runs: Iterable[EpochRun] = (), last_index: int = 0, start_index: int = 0, start_epoch: int = 0) -> None:
+    def __init__(
+        self,
+        runs: Iterable[EpochRun] = (),
+        last_index: int = 0,
+        start_index: int = 0,
+        start_epoch: int = 0,
+    ) -> None:
         self.runs = [EpochRun(*each) for each in runs]
         self._firsts = [each.first for each in self.runs]
         self.last_index = last_index
@@ -85,7 +95,9 @@ class History:
             return
         epoch = self.epoch_at(index - 1)
         if epoch is None:
-            raise InvariantBroken(f"the epoch of index {index - 1} is forgotten, and it is behind what retention took")
+            raise InvariantBroken(
+                f"the epoch of index {index - 1} is forgotten, and it is behind what retention took"
+            )
         self.start_epoch, self.start_index = epoch, index - 1
         place = bisect_right(self._firsts, index) - 1
         if place > 0:

@@ -77,7 +77,12 @@ class ReplicaIdentity:
 
     def with_state(self, state: DurableState) -> ReplicaIdentity:
         """A copy with another state."""
-        return replace(self, promised=state.promised, is_whole=state.is_whole, resetting_until=state.resetting_until)
+        return replace(
+            self,
+            promised=state.promised,
+            is_whole=state.is_whole,
+            resetting_until=state.resetting_until,
+        )
 
     def members(self) -> ReplicaMembership | None:
         """The last known membership."""
@@ -87,7 +92,9 @@ class ReplicaIdentity:
         """True if the replica ran after this folder was copied: with another folder, or in a later generation of this one. The arguments
         are those of its record in the coordination store.
         """
-        ran_without = not generation and self.registered > 0  # release 0.2.0 registered last, and it would have dropped ours from the file
+        ran_without = (
+            not generation and self.registered > 0
+        )  # release 0.2.0 registered last, and it would have dropped ours from the file
         return folder not in ("", self.folder) or self.generation < generation or ran_without
 
     def shows_older_store(self, folder: str, generation: int) -> bool:
@@ -97,7 +104,11 @@ class ReplicaIdentity:
     def grown(self, folder: str, generation: int) -> ReplicaIdentity:
         """The next generation, given the one that the coordination store has."""
         known = generation if folder == self.folder else 0
-        return replace(self, generation=max(self.generation, generation) + 1, registered=max(self.registered, known))
+        return replace(
+            self,
+            generation=max(self.generation, generation) + 1,
+            registered=max(self.registered, known),
+        )
 
     def save(self, disk: Disk, data: Path) -> None:
         """Write the file and sync it. Raises DiskFull, FlushFailed."""
@@ -117,7 +128,9 @@ def load(data: Path, group: str, replica: str, disk: Disk | None = None) -> Repl
     try:
         found = json.loads((disk or Disk()).read_file(path))
         generations = found.get("generations", "{}")
-        if crc32c(found["content"].encode()) != found["crc"] or crc32c(generations.encode()) != found.get("generations_crc", _NONE):
+        if crc32c(found["content"].encode()) != found["crc"] or crc32c(
+            generations.encode()
+        ) != found.get("generations_crc", _NONE):
             raise ValueError("the checksum is wrong")
         identity = ReplicaIdentity(**json.loads(found["content"]), **json.loads(generations))
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
@@ -126,7 +139,9 @@ def load(data: Path, group: str, replica: str, disk: Disk | None = None) -> Repl
             "it copies its data from the other replicas"
         ) from cause
     if (identity.group, identity.replica) != (group, replica):
-        raise LogDamaged(f"this folder belongs to replica {identity.replica} of group {identity.group}, not {replica} of {group}")
+        raise LogDamaged(
+            f"this folder belongs to replica {identity.replica} of group {identity.group}, not {replica} of {group}"
+        )
     return identity
 
 

@@ -24,7 +24,16 @@ from itertools import pairwise
 from qmq.errors import InvalidArgument, NoQuorum, ProtocolViolation, Unavailable
 from qmq_replication.history import EpochRun, History, divergence
 from qmq_replication.membership import ReplicaMembership
-from qmq_replication.ready import Ack, Append, LogReset, MembershipChange, Mismatch, Place, ReplicaState, TakeOver
+from qmq_replication.ready import (
+    Ack,
+    Append,
+    LogReset,
+    MembershipChange,
+    Mismatch,
+    Place,
+    ReplicaState,
+    TakeOver,
+)
 
 
 class PeerProgress:
@@ -159,14 +168,27 @@ class Leader:
         for name, peer in self.peers.items():
             if peer.is_in_step:
                 self._stream(name, peer)
-            elif last_index == self.barrier:  # the first message as master: get in step now, not at the next heartbeat
+            elif (
+                last_index == self.barrier
+            ):  # the first message as master: get in step now, not at the next heartbeat
                 self._beat(name, peer)
 
     def _send(self, name: str, peer: PeerProgress, index: int, *, cut: bool = False) -> None:
         """Send an Append without entries behind `index`."""
         epoch = self.state.history.epoch_at(index)
         if epoch is not None:
-            message = Append(self.epoch, peer.round, epoch, index, (), index, self.state.commit, cut, None, self.flush_wanted)
+            message = Append(
+                self.epoch,
+                peer.round,
+                epoch,
+                index,
+                (),
+                index,
+                self.state.commit,
+                cut,
+                None,
+                self.flush_wanted,
+            )
             self.state.send(name, message)
 
     def _stream(self, name: str, peer: PeerProgress) -> None:
@@ -176,7 +198,11 @@ class Leader:
         while peer.next <= history.last_index and peer.inflight_bytes < timing.inflight_bytes_max:
             after = peer.next - 1
             epoch = history.epoch_at(after)
-            chunk = state.log.read(peer.place, after, timing.chunk_bytes_max) if epoch is not None else None
+            chunk = (
+                state.log.read(peer.place, after, timing.chunk_bytes_max)
+                if epoch is not None
+                else None
+            )
             if chunk is None or epoch is None:
                 self._reset(name, peer)
                 return
@@ -185,7 +211,18 @@ class Leader:
             runs = history.between(after, chunk.last_index)
             state.send(
                 name,
-                Append(self.epoch, peer.round, epoch, after, runs, chunk.last_index, state.commit, False, chunk.payload, self.flush_wanted),
+                Append(
+                    self.epoch,
+                    peer.round,
+                    epoch,
+                    after,
+                    runs,
+                    chunk.last_index,
+                    state.commit,
+                    False,
+                    chunk.payload,
+                    self.flush_wanted,
+                ),
             )
             peer.next, peer.place = chunk.last_index + 1, chunk.place
             peer.inflight.append((chunk.last_index, chunk.bytes))
@@ -198,7 +235,9 @@ class Leader:
         peer.is_in_step = False
         peer.clear()
         until = self.state.history.last_index
-        self.state.send(name, LogReset(self.epoch, peer.round, start_epoch, start_index, place, until))
+        self.state.send(
+            name, LogReset(self.epoch, peer.round, start_epoch, start_index, place, until)
+        )
 
     # --- what peers answer ---------------------------------------------------------------------------------------------
 
@@ -212,7 +251,9 @@ class Leader:
             return  # sent before the peer lost its place, and may report entries that it lost, too
         last = self.state.history.last_index
         if not 0 <= ack.stored <= ack.last_index <= last:
-            raise ProtocolViolation(f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, but there are only {last}")
+            raise ProtocolViolation(
+                f"{sender} acknowledges {ack.stored} of {ack.last_index} entries, but there are only {last}"
+            )
         if not peer.is_in_step:
             peer.stream_from(ack.last_index, ack.place)
         peer.free(ack.stored)
@@ -235,12 +276,19 @@ class Leader:
         if mismatch.round != peer.round:
             return
         if not is_shape(mismatch):
-            raise ProtocolViolation(f"{sender} describes an impossible log: {mismatch.runs[:3]} up to {mismatch.last_index}")
+            raise ProtocolViolation(
+                f"{sender} describes an impossible log: {mismatch.runs[:3]} up to {mismatch.last_index}"
+            )
         peer.round += 1
-        peer.match, peer.flushed = min(peer.match, mismatch.last_index), min(peer.flushed, mismatch.last_index)
+        peer.match, peer.flushed = (
+            min(peer.match, mismatch.last_index),
+            min(peer.flushed, mismatch.last_index),
+        )
         peer.is_in_step = False
         peer.clear()
-        theirs = History(mismatch.runs, mismatch.last_index, mismatch.start_index, mismatch.start_epoch)
+        theirs = History(
+            mismatch.runs, mismatch.last_index, mismatch.start_index, mismatch.start_epoch
+        )
         index = divergence(self.state.history, theirs)
         if index is None:
             self._reset(sender, peer)
@@ -311,7 +359,11 @@ class Leader:
         """
         since_ms = self.state.now_ms - self.state.timing.suspect_ms
         if after.voters != self.state.membership.voters:
-            answering = [name for name, peer in self.peers.items() if peer.has_answered and peer.heard_ms >= since_ms]
+            answering = [
+                name
+                for name, peer in self.peers.items()
+                if peer.has_answered and peer.heard_ms >= since_ms
+            ]
             after.require_majority([self.state.name, *answering])
 
     def may_change(self) -> bool:
@@ -345,11 +397,18 @@ class Leader:
         """Hand the mastership to `to` when that replica stores all entries. The caller appends nothing until then. Raises
         InvalidArgument.
         """
-        others = ", ".join(each for each in self.state.membership.voters if each != self.state.name) or "none"
+        others = (
+            ", ".join(each for each in self.state.membership.voters if each != self.state.name)
+            or "none"
+        )
         if to == self.state.name:
-            raise InvalidArgument(f"{to} is the master already; the voters that can take over are: {others}")
+            raise InvalidArgument(
+                f"{to} is the master already; the voters that can take over are: {others}"
+            )
         if to not in self.state.membership.voters:
-            raise InvalidArgument(f"{to!r} is no voter of this group; the voters that can take over are: {others}")
+            raise InvalidArgument(
+                f"{to!r} is no voter of this group; the voters that can take over are: {others}"
+            )
         self.transfer_to = to
         self._hand_over()
 
@@ -363,5 +422,9 @@ def is_shape(told: Mismatch) -> bool:
     """True if a log can have this shape. The oldest run may begin before the log's start."""
     if not 0 <= told.start_index <= told.last_index:
         return False
-    ascend = all(left.epoch < right.epoch and left.first < right.first for left, right in pairwise(told.runs))
-    return ascend and (not told.runs or (told.runs[0].first >= 0 and told.runs[-1].first <= told.last_index))
+    ascend = all(
+        left.epoch < right.epoch and left.first < right.first for left, right in pairwise(told.runs)
+    )
+    return ascend and (
+        not told.runs or (told.runs[0].first >= 0 and told.runs[-1].first <= told.last_index)
+    )

@@ -75,7 +75,9 @@ class PeerHello(NamedTuple):
         """Raises ProtocolViolation."""
         found = _fields(payload)
         if found.get("version") != VERSION:
-            raise ProtocolViolation(f"this replica speaks version {VERSION}, the other {found.get('version')}")
+            raise ProtocolViolation(
+                f"this replica speaks version {VERSION}, the other {found.get('version')}"
+            )
         return cls(*[_text(found, name) for name in cls._fields])
 
 
@@ -103,7 +105,9 @@ def prove(secret: bytes, who: str, hello: PeerHello, challenge: str) -> str:
 
 def is_proof(proof: str, secret: bytes, who: str, hello: PeerHello, challenge: str) -> bool:
     """True if the proof is correct. Without a secret, no proof is correct."""
-    return bool(secret) and hmac.compare_digest(proof.encode(), prove(secret, who, hello, challenge).encode())
+    return bool(secret) and hmac.compare_digest(
+        proof.encode(), prove(secret, who, hello, challenge).encode()
+    )
 
 
 def _fields(payload: memoryview) -> dict[str, object]:
@@ -121,7 +125,9 @@ def _text(found: dict[str, object], name: str) -> str:
     if not isinstance(value, str):
         raise ProtocolViolation(f"not a replica's hello: {name} is missing")
     if not is_text(value):
-        raise ProtocolViolation(f"not a replica's hello: {name} holds half of a surrogate pair, which is no character")
+        raise ProtocolViolation(
+            f"not a replica's hello: {name} holds half of a surrogate pair, which is no character"
+        )
     return value
 
 
@@ -181,22 +187,30 @@ class InboundLinks:
 class InboundLink:
     """One connection."""
 
-    def __init__(self, arrivals: InboundLinks, hello: PeerHello, connection: InboundConnection) -> None:
+    def __init__(
+        self, arrivals: InboundLinks, hello: PeerHello, connection: InboundConnection
+    ) -> None:
         self._arrivals = arrivals
         self._hello = hello
         self._connection = connection
         self._nonce = new_nonce()
         self._is_proved = False
         if (hello.group, hello.to) != (arrivals.group, arrivals.name):
-            raise ProtocolViolation(f"this is {arrivals.name} of group {arrivals.group}, the peer dialled {hello.to!r} of {hello.group!r}")
+            raise ProtocolViolation(
+                f"this is {arrivals.name} of group {arrivals.group}, the peer dialled {hello.to!r} of {hello.group!r}"
+            )
         if hello.replica == arrivals.name or hello.replica not in arrivals.members():
-            raise ProtocolViolation(f"{hello.replica!r} is not another replica of group {arrivals.group}")
+            raise ProtocolViolation(
+                f"{hello.replica!r} is not another replica of group {arrivals.group}"
+            )
         if not connection.may_be(hello.replica):
             raise ProtocolViolation(
                 f"the certificate of this connection is not for {hello.replica!r}: issue one with `qmq cert server {hello.replica}`"
             )
         if not arrivals.secret():
-            raise Unavailable("this replica has not read its group's secret from the coordination store yet: connect again")
+            raise Unavailable(
+                "this replica has not read its group's secret from the coordination store yet: connect again"
+            )
         connection.answer_peer(ProofStep(nonce=self._nonce).pack())
 
     def take(self, frame: Frame) -> None:
@@ -222,9 +236,13 @@ class InboundLink:
     def _check_proof(self, frame: Frame) -> None:
         hello, secret = self._hello, self._arrivals.secret()
         if frame.kind != FrameKind.REPLICA_HELLO:
-            raise ProtocolViolation(f"{hello.replica!r} sends frames of kind {frame.kind} before it has proved who it is")
+            raise ProtocolViolation(
+                f"{hello.replica!r} sends frames of kind {frame.kind} before it has proved who it is"
+            )
         if not is_proof(ProofStep.unpack(frame.payload).proof, secret, DIALS, hello, self._nonce):
-            raise ProtocolViolation(f"a peer that claims to be {hello.replica!r} does not know the secret of group {hello.group}")
+            raise ProtocolViolation(
+                f"a peer that claims to be {hello.replica!r} does not know the secret of group {hello.group}"
+            )
 
     def _welcome(self) -> None:
         hello, arrivals = self._hello, self._arrivals
@@ -232,9 +250,13 @@ class InboundLink:
         arrivals.proved[hello.replica] = self
         self._is_proved = True
         self._connection.trust_peer()
-        self._connection.answer_peer(ProofStep(proof=prove(arrivals.secret(), LISTENS, hello, self._nonce)).pack())
+        self._connection.answer_peer(
+            ProofStep(proof=prove(arrivals.secret(), LISTENS, hello, self._nonce)).pack()
+        )
         if older is not None:
-            log.info("replica %s has connected again: its older connection is closed", hello.replica)
+            log.info(
+                "replica %s has connected again: its older connection is closed", hello.replica
+            )
             older.close()
 
     def close(self) -> None:
@@ -264,7 +286,13 @@ class Link:
     """The connection to one peer. It is open once both ends have proved themselves."""
 
     def __init__(
-        self, name: str, address: str, hello: PeerHello, secret: Secret, on_lost: Callable[[str], None], network: Network = NETWORK
+        self,
+        name: str,
+        address: str,
+        hello: PeerHello,
+        secret: Secret,
+        on_lost: Callable[[str], None],
+        network: Network = NETWORK,
     ) -> None:
         self.name = name
         self.address = address
@@ -309,7 +337,9 @@ class Link:
                 self._refuse(refusal)
             except Exception:
                 failures += 1
-                log.exception("connecting to replica %s at %s failed: trying again", self.name, self.address)
+                log.exception(
+                    "connecting to replica %s at %s failed: trying again", self.name, self.address
+                )
             self._hang_up()
             await asyncio.sleep(min(RETRY_S * 2 ** min(failures, 8), RETRY_S_MAX))
 
@@ -339,15 +369,21 @@ class Link:
             self._say(self._hello.pack())
             await self._proved.wait()
         if self._stream is None:
-            raise self._violation or ConnectionResetError("the other side closed the connection before the proofs were exchanged")
+            raise self._violation or ConnectionResetError(
+                "the other side closed the connection before the proofs were exchanged"
+            )
 
     def _require_certificate(self, stream: FrameStream) -> None:
         """The host's name was checked already, but another server may listen there. Raises ProtocolViolation."""
         transport = stream.transport
         if transport is None or transport.get_extra_info("sslcontext") is None:
             return
-        if not CertificateNames.of_peer(transport.get_extra_info("peercert")).names_server(self.name):
-            raise ProtocolViolation(f"its certificate is not for {self.name!r}: issue one with `qmq cert server {self.name}`")
+        if not CertificateNames.of_peer(transport.get_extra_info("peercert")).names_server(
+            self.name
+        ):
+            raise ProtocolViolation(
+                f"its certificate is not for {self.name!r}: issue one with `qmq cert server {self.name}`"
+            )
 
     def _say(self, payload: bytes) -> None:
         if self._dialled is None:
@@ -361,7 +397,9 @@ class Link:
             if each.kind == FrameKind.ERROR:
                 raise ProtocolViolation(f"it refused the connection: {unpack_error(each.payload)}")
             if each.kind != FrameKind.REPLICA_HELLO or self._stream is not None:
-                raise ProtocolViolation(f"it answers with a frame of kind {each.kind} where none is expected")
+                raise ProtocolViolation(
+                    f"it answers with a frame of kind {each.kind} where none is expected"
+                )
             self._prove(ProofStep.unpack(each.payload))
 
     def _prove(self, step: ProofStep) -> None:
@@ -414,7 +452,13 @@ class Link:
 class Mesh:
     """All links of this replica."""
 
-    def __init__(self, hello: PeerHello, secret: Secret, on_lost: Callable[[str], None], network: Network = NETWORK) -> None:
+    def __init__(
+        self,
+        hello: PeerHello,
+        secret: Secret,
+        on_lost: Callable[[str], None],
+        network: Network = NETWORK,
+    ) -> None:
         self._hello = hello
         self._secret = secret
         self._on_lost = on_lost
@@ -426,13 +470,17 @@ class Mesh:
 
     def update(self, addresses: dict[str, str]) -> None:
         """Set the peers, by data address."""
-        for name in [each for each, link in self._links.items() if addresses.get(each) != link.address]:
+        for name in [
+            each for each, link in self._links.items() if addresses.get(each) != link.address
+        ]:
             task = self._loop.create_task(self._links.pop(name).close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         for name, address in addresses.items():
             if name not in self._links:
-                self._links[name] = Link(name, address, self._hello, self._secret, self._on_lost, self._network)
+                self._links[name] = Link(
+                    name, address, self._hello, self._secret, self._on_lost, self._network
+                )
 
     def send(self, to: str, pieces: list[bytes]) -> None:
         """Send a frame, or drop it if the link is not open."""

@@ -76,7 +76,9 @@ class ReplicaMembership:
 
     def encode(self) -> bytes:
         """JSON, for the coordination store."""
-        return json.dumps({"version": self.version, "voters": self.voters, "learners": self.learners}).encode()
+        return json.dumps(
+            {"version": self.version, "voters": self.voters, "learners": self.learners}
+        ).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> ReplicaMembership:

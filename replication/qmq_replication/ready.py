@@ -145,7 +145,18 @@ class TakeOver(NamedTuple):
     epoch: int
 
 
-Message = Probe | ProbeReply | PromiseRequest | Promise | Append | Ack | Mismatch | LogReset | Refusal | TakeOver
+Message = (
+    Probe
+    | ProbeReply
+    | PromiseRequest
+    | Promise
+    | Append
+    | Ack
+    | Mismatch
+    | LogReset
+    | Refusal
+    | TakeOver
+)
 
 
 class Role(Enum):
@@ -352,7 +363,9 @@ class ReplicaState:
     def commit_to(self, index: int) -> None:
         """Entries up to `index` are committed."""
         if index > self.history.last_index:
-            raise InvariantBroken(f"{self.name} commits {index}, but its log ends at {self.history.last_index}")
+            raise InvariantBroken(
+                f"{self.name} commits {index}, but its log ends at {self.history.last_index}"
+            )
         if index > self.commit:
             self.commit = index
             self.ready.commit = index

@@ -16,7 +16,19 @@ from qmq.errors import CorruptBatch, ProtocolViolation
 from qmq.log.follower import check_stretch, pack_runs, unpack_runs
 from qmq.log.recent_writes import WriteRun as LogRun
 from qmq.log.store import PendingEntry
-from qmq_replication.ready import Ack, Append, LogReset, Message, Mismatch, Probe, ProbeReply, Promise, PromiseRequest, Refusal, TakeOver
+from qmq_replication.ready import (
+    Ack,
+    Append,
+    LogReset,
+    Message,
+    Mismatch,
+    Probe,
+    ProbeReply,
+    Promise,
+    PromiseRequest,
+    Refusal,
+    TakeOver,
+)
 
 _HEAD: Final = Struct("<BII")
 _KINDS: Final[tuple[type, ...]] = (
@@ -31,7 +43,9 @@ _KINDS: Final[tuple[type, ...]] = (
     Refusal,
     TakeOver,
 )
-_DECODERS: Final[tuple[msgspec.msgpack.Decoder[Message], ...]] = tuple(msgspec.msgpack.Decoder(kind) for kind in _KINDS)
+_DECODERS: Final[tuple[msgspec.msgpack.Decoder[Message], ...]] = tuple(
+    msgspec.msgpack.Decoder(kind) for kind in _KINDS
+)
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 
 
@@ -69,11 +83,19 @@ def unpack(data: memoryview) -> Message:
         raise ProtocolViolation(f"not a replica message: {cause}") from None
     if isinstance(message, Ack | Mismatch | LogReset) and not _is_place(message.place):
         raise ProtocolViolation(f"not a place in two logs: {str(message.place)[:80]}")
-    return _with_payload(message, data[_HEAD.size + size :]) if isinstance(message, Append) else message
+    return (
+        _with_payload(message, data[_HEAD.size + size :])
+        if isinstance(message, Append)
+        else message
+    )
 
 
 def _is_place(place: Any) -> bool:
-    return isinstance(place, list) and len(place) == 2 and all(type(each) is int and each >= 0 for each in place)
+    return (
+        isinstance(place, list)
+        and len(place) == 2
+        and all(type(each) is int and each >= 0 for each in place)
+    )
 
 
 def _with_payload(message: Append, payload: memoryview) -> Append:

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Final, Self
 
 from cluster_runner import processes
-from cluster_runner.compose import COMPOSE_FILE, SECURE_FILE, Service, resolve, services, waves, with_dependencies
+from cluster_runner.compose import (
+    COMPOSE_FILE,
+    SECURE_FILE,
+    Service,
+    resolve,
+    services,
+    waves,
+    with_dependencies,
+)
 from cluster_runner.errors import ClusterError
 from cluster_runner.launch import Launcher
 from cluster_runner.networks import check_name, claim, network_of
@@ -89,7 +97,9 @@ class Cluster:
         """
         model = resolve(self._file, self._environment, *self._overrides)
         known = services(model)
-        chosen = set(_known(names, known)) or {name for name, each in known.items() if not each.profiles}
+        chosen = set(_known(names, known)) or {
+            name for name, each in known.items() if not each.profiles
+        }
         with self.folder.changing() as state:
             claim(self._network, state, self.folder, list(known))
             self.folder.save_model(model)
@@ -117,7 +127,10 @@ class Cluster:
         grace = {process: known[name].grace_s for name, process in found.items()}
         stubborn = processes.stop(grace)
         for name, process in found.items():
-            self._progress(f"{name}: " + ("killed, it did not stop in time" if process in stubborn else "stopped"))
+            self._progress(
+                f"{name}: "
+                + ("killed, it did not stop in time" if process in stubborn else "stopped")
+            )
 
     def down(self, *, volumes: bool = False, force: bool = False) -> None:
         """Stop everything in the reverse order (with `force`: SIGKILL), and remove the network; with `volumes`, the data as well."""
@@ -170,7 +183,9 @@ class Cluster:
     @property
     def services(self) -> dict[str, Service]:
         """The content of the compose file: as of the last `up`, or now if there was none."""
-        return services(self.folder.load_model() or resolve(self._file, self._environment, *self._overrides))
+        return services(
+            self.folder.load_model() or resolve(self._file, self._environment, *self._overrides)
+        )
 
     def address(self, name: str) -> str:
         """The address of a service; its ports are the file's."""
@@ -204,8 +219,18 @@ class Cluster:
         for name in launcher.services:
             process = state.processes.get(name)
             word = processes.state(process) if process else "absent"
-            checked = (self.health(name) or "healthy") if health and word in ("running", "paused") else ""
-            lines.append(ServiceStatus(name, word, process.pid if process else 0, launcher.network.addresses[name], checked))
+            checked = (
+                (self.health(name) or "healthy") if health and word in ("running", "paused") else ""
+            )
+            lines.append(
+                ServiceStatus(
+                    name,
+                    word,
+                    process.pid if process else 0,
+                    launcher.network.addresses[name],
+                    checked,
+                )
+            )
         return lines
 
     def run(self, argv: Sequence[str], service: str = "client") -> int:
@@ -223,7 +248,9 @@ class Cluster:
         with self.folder.changing() as state:
             yield state, self._launcher(state)
 
-    def _start(self, names: Collection[str], *, wait: bool, within_s: float, dies_with_us: bool = False) -> None:
+    def _start(
+        self, names: Collection[str], *, wait: bool, within_s: float, dies_with_us: bool = False
+    ) -> None:
         begin, known = time.monotonic(), self.services
         for name in [each for each in names if each in known and known[each].ends]:
             self._complete(name, within_s)
@@ -233,8 +260,12 @@ class Cluster:
                 _known((name,), launcher.services)
                 process = state.processes.get(name)
                 if process is None or processes.state(process) == "dead":
-                    process = state.processes[name] = launcher.start(name, dies_with_us=dies_with_us)
-                    self._progress(f"{name}: started at {launcher.network.addresses[name]}, process {process.pid}")
+                    process = state.processes[name] = launcher.start(
+                        name, dies_with_us=dies_with_us
+                    )
+                    self._progress(
+                        f"{name}: started at {launcher.network.addresses[name]}, process {process.pid}"
+                    )
         for name in names if wait else ():
             self._wait(name, within_s - (time.monotonic() - begin))
             self._progress(f"{name}: healthy after {time.monotonic() - begin:.1f} s")
@@ -244,7 +275,9 @@ class Cluster:
         with self._changing() as (_, launcher):
             status = launcher.complete(name, within_s)
         if status:
-            raise ClusterError(f"{name} failed with status {status}\n{self.log(name)} ends with\n{launcher.log_tail(name)}")
+            raise ClusterError(
+                f"{name} failed with status {status}\n{self.log(name)} ends with\n{launcher.log_tail(name)}"
+            )
         self._progress(f"{name}: done")
 
     def _wait(self, name: str, within_s: float) -> None:
@@ -252,7 +285,9 @@ class Cluster:
         while failure := self.health(name):
             if self._state(name) == "dead" or time.monotonic() > deadline:
                 tail = self._launcher(self.folder.load()).log_tail(name)
-                raise ClusterError(f"{name} is not healthy: {failure}\n{self.log(name)} ends with\n{tail}")
+                raise ClusterError(
+                    f"{name} is not healthy: {failure}\n{self.log(name)} ends with\n{tail}"
+                )
             time.sleep(POLL_S)
 
     def _state(self, name: str) -> str:

@@ -51,7 +51,9 @@ def compose_binary() -> Path:
     beside = Path(sys.executable).with_name("docker-compose")
     found = str(beside) if beside.exists() else shutil.which("docker-compose")
     if not found:
-        raise ClusterError("docker-compose is missing: scripts/setup installs it from requirements.lock")
+        raise ClusterError(
+            "docker-compose is missing: scripts/setup installs it from requirements.lock"
+        )
     return Path(found)
 
 
@@ -59,7 +61,9 @@ def resolve(file: Path, environment: Mapping[str, str], *overrides: Path) -> dic
     """The file and what is merged into it, with everything put in; `environment` goes over this process's own for ${...}."""
     named = [word for each in (file, *overrides) for word in ("-f", str(each))]
     command = [str(compose_binary()), *named, "--profile", "*", "config", "--format", "json"]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise ClusterError(f"compose refuses {file}: {done.stderr.strip()}")
     model: dict[str, Any] = json.loads(done.stdout)
@@ -68,7 +72,9 @@ def resolve(file: Path, environment: Mapping[str, str], *overrides: Path) -> dic
 
 def services(model: Mapping[str, Any]) -> dict[str, Service]:
     """Every service of a resolved file."""
-    needs = [each for body in model["services"].values() for each in body.get("depends_on", {}).items()]
+    needs = [
+        each for body in model["services"].values() for each in body.get("depends_on", {}).items()
+    ]
     ending = {name for name, need in needs if need["condition"] == "service_completed_successfully"}
     return {name: _service(name, body, name in ending) for name, body in model["services"].items()}
 
@@ -107,15 +113,23 @@ def seconds(duration: str) -> float:
 def _service(name: str, body: Mapping[str, Any], ends: bool) -> Service:
     command = [*(body.get("entrypoint") or ()), *(body.get("command") or ())]
     if not command:
-        raise ClusterError(f"service {name} names no command: the image's own is not known without the image")
+        raise ClusterError(
+            f"service {name} names no command: the image's own is not known without the image"
+        )
     check = body.get("healthcheck", {})
     return Service(
         name=name,
         command=tuple(map(_plain, command)),
-        environment={key: _plain(value or "") for key, value in body.get("environment", {}).items()},
+        environment={
+            key: _plain(value or "") for key, value in body.get("environment", {}).items()
+        },
         health=_health(name, check),
         health_timeout_s=seconds(check.get("timeout", "30s")),
-        volumes={each["target"]: _volume(each) for each in body.get("volumes", ()) if each["type"] == "volume"},
+        volumes={
+            each["target"]: _volume(each)
+            for each in body.get("volumes", ())
+            if each["type"] == "volume"
+        },
         depends_on=tuple(body.get("depends_on", ())),
         grace_s=seconds(body["stop_grace_period"]) if "stop_grace_period" in body else GRACE_S,
         profiles=tuple(body.get("profiles", ())),
@@ -133,7 +147,9 @@ def _health(name: str, check: Mapping[str, Any]) -> tuple[str, ...]:
     if check.get("disable") or not test or test[0] == "NONE":
         return ()
     if test[0] != "CMD":
-        raise ClusterError(f"service {name}: write the health check as [CMD, ...], a shell is not in every image")
+        raise ClusterError(
+            f"service {name}: write the health check as [CMD, ...], a shell is not in every image"
+        )
     return tuple(map(_plain, test[1:]))
 
 

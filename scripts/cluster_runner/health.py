@@ -41,16 +41,27 @@ class Check:
     def _command(self) -> str:
         try:
             done = subprocess.run(
-                self.argv, env=dict(self.environment), capture_output=True, text=True, timeout=self.timeout_s, check=False
+                self.argv,
+                env=dict(self.environment),
+                capture_output=True,
+                text=True,
+                timeout=self.timeout_s,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return f"no answer within {self.timeout_s:g} s"
-        return f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()}" if done.returncode else ""
+        return (
+            f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()}"
+            if done.returncode
+            else ""
+        )
 
     def _http(self) -> str:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with direct.open(f"http://{self.address}:{self.port}/health", timeout=self.timeout_s) as answer:
+            with direct.open(
+                f"http://{self.address}:{self.port}/health", timeout=self.timeout_s
+            ) as answer:
                 told = json.load(answer)
         except (OSError, ValueError) as cause:
             return str(cause)

@@ -21,10 +21,19 @@ class Launcher:
     """Starts services, and knows their health checks."""
 
     def __init__(
-        self, services: Mapping[str, Service], network: Network, folder: StateFolder, releases: Mapping[str, Path] = MappingProxyType({})
+        self,
+        services: Mapping[str, Service],
+        network: Network,
+        folder: StateFolder,
+        releases: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         """`releases` are folders of packages that services run instead of this checkout's."""
-        self.services, self.network, self.folder, self._releases = services, network, folder, releases
+        self.services, self.network, self.folder, self._releases = (
+            services,
+            network,
+            folder,
+            releases,
+        )
 
     def translator(self, service: Service) -> Translator:
         """The words of a service at its place on the network."""
@@ -39,7 +48,9 @@ class Launcher:
     def environment(self, name: str) -> dict[str, str]:
         service = self.services[name]
         found = self.translator(service).environment(service)
-        return {**found, "PYTHONPATH": str(self._releases[name])} if name in self._releases else found
+        return (
+            {**found, "PYTHONPATH": str(self._releases[name])} if name in self._releases else found
+        )
 
     def check(self, name: str) -> Check | None:
         """The service's health check; None without one."""
@@ -54,14 +65,23 @@ class Launcher:
             argv = []
         address, environment = self.network.addresses[name], self.environment(name)
         # over HTTP where there is no TLS: etcd's metrics have /health, too
-        asked = service.health if argv else [environment.get("ETCD_LISTEN_METRICS_URLS", ""), *service.health]
+        asked = (
+            service.health
+            if argv
+            else [environment.get("ETCD_LISTEN_METRICS_URLS", ""), *service.health]
+        )
         # A shell asks cheaply, and may ask a port that only the service's own loopback has.
         port = 0 if service.health[0] == "bash" else port_of(asked)
         return Check(argv, environment, address, port, service.health_timeout_s)
 
     def start(self, name: str, *, dies_with_us: bool = False) -> Process:
         """Make the service's volumes, write its command to the log, and start it."""
-        return processes.spawn(self._prepared(name), self.environment(name), self.folder.log(name), dies_with_us=dies_with_us)
+        return processes.spawn(
+            self._prepared(name),
+            self.environment(name),
+            self.folder.log(name),
+            dies_with_us=dies_with_us,
+        )
 
     def complete(self, name: str, within_s: float) -> int:
         """Run the service until it ends. Returns the exit status. Raises ClusterError."""
@@ -69,14 +89,22 @@ class Launcher:
         with self.folder.log(name).open("ab") as log:
             try:
                 return subprocess.run(
-                    argv, env=self.environment(name), stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=within_s, check=False
+                    argv,
+                    env=self.environment(name),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    timeout=within_s,
+                    check=False,
                 ).returncode
             except (OSError, subprocess.TimeoutExpired) as cause:
                 raise ClusterError(f"{name}: {cause}\n{self.log_tail(name)}") from cause
 
     def _prepared(self, name: str) -> list[str]:
         for volume in self.services[name].volumes.values():
-            self.folder.volume(volume).mkdir(parents=True, exist_ok=True, mode=0o700)  # etcd warns if others may look
+            self.folder.volume(volume).mkdir(
+                parents=True, exist_ok=True, mode=0o700
+            )  # etcd warns if others may look
         self.network.attach(name)
         argv, log = self.argv(name), self.folder.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -91,10 +119,14 @@ class Launcher:
     def run(self, argv: Sequence[str], name: str) -> tuple[list[str], dict[str, str]]:
         """Argv and environment of a command on this machine, or of the service's own command, as if in the service's container."""
         service, outside = self.services[name], self.outside()
-        mine = Translator(outside.addresses, outside.own, self.translator(service).folders)  # a variable may name a file in a volume
+        mine = Translator(
+            outside.addresses, outside.own, self.translator(service).folders
+        )  # a variable may name a file in a volume
         return outside.argv(argv) if argv else mine.argv(service.command), mine.environment(service)
 
     def log_tail(self, name: str, lines: int = 15) -> str:
         """The last lines of a service's output."""
         log = self.folder.log(name)
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
+        return (
+            "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
+        )

@@ -74,9 +74,13 @@ class NetworkNamespaces:
         for slot in [self.slot] if self.slot >= 0 else candidates(self._folder, SLOTS):
             self.slot = slot
             subnet = ipaddress.ip_network(f"10.77.{slot}.0/24")
-            if not any(subnet.overlaps(each) for each in taken) and _succeeds("netns", "add", self.switch):
+            if not any(subnet.overlaps(each) for each in taken) and _succeeds(
+                "netns", "add", self.switch
+            ):
                 return self._make_switch_or_nothing()
-        raise ClusterError(f"no free range in 10.77.0.0/16 (last tried: 10.77.{self.slot}.0/24): another cluster or network has it")
+        raise ClusterError(
+            f"no free range in 10.77.0.0/16 (last tried: 10.77.{self.slot}.0/24): another cluster or network has it"
+        )
 
     def is_there(self) -> bool:
         """Whether the switch is: it is claimed first and released last."""
@@ -92,7 +96,18 @@ class NetworkNamespaces:
     def _make_switch(self) -> None:
         _ip("-n", self.switch, "link", "add", "bridge", "type", "bridge")
         _ip("-n", self.switch, "link", "set", "bridge", "up")
-        _ip("link", "add", self.host_link, "type", "veth", "peer", "name", "host", "netns", self.switch)
+        _ip(
+            "link",
+            "add",
+            self.host_link,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "host",
+            "netns",
+            self.switch,
+        )
         _ip("-n", self.switch, "link", "set", "host", "master", "bridge", "up")
         _ip("addr", "add", f"10.77.{self.slot}.{HOST}/24", "dev", self.host_link)
         _ip("link", "set", self.host_link, "up")
@@ -103,7 +118,20 @@ class NetworkNamespaces:
         if (NAMESPACES / inside).exists():
             return
         _ip("netns", "add", inside)
-        _ip("link", "add", "eth0", "netns", inside, "type", "veth", "peer", "name", port, "netns", self.switch)
+        _ip(
+            "link",
+            "add",
+            "eth0",
+            "netns",
+            inside,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            port,
+            "netns",
+            self.switch,
+        )
         _ip("-n", self.switch, "link", "set", port, "master", "bridge", "up")
         _ip("-n", inside, "addr", "add", f"{self.addresses[service]}/24", "dev", "eth0")
         _ip("-n", inside, "link", "set", "lo", "up")
@@ -152,7 +180,9 @@ def unavailable() -> str:
 
 def _routes() -> list[ipaddress.IPv4Network]:
     """The ranges that this machine has routes to, the default route left out."""
-    found = [each["dst"] for each in json.loads(_ip("-4", "-j", "route")) if each["dst"] != "default"]
+    found = [
+        each["dst"] for each in json.loads(_ip("-4", "-j", "route")) if each["dst"] != "default"
+    ]
     return [ipaddress.IPv4Network(each) for each in found]
 
 

@@ -77,7 +77,9 @@ class Loopback:
             self.slot = slot
             if not listeners & set(self.addresses.values()):
                 return
-        raise ClusterError(f"something else listens on this cluster's addresses, {', '.join(listeners & set(self.addresses.values()))}")
+        raise ClusterError(
+            f"something else listens on this cluster's addresses, {', '.join(listeners & set(self.addresses.values()))}"
+        )
 
     def is_there(self) -> bool:
         return True
@@ -104,7 +106,9 @@ class Loopback:
 def check_size(services: Sequence[str]) -> None:
     """Raises ClusterError if a slot is too small."""
     if len(services) > SERVICES_MAX:
-        raise ClusterError(f"{len(services)} services are more than the {SERVICES_MAX} addresses of a cluster")
+        raise ClusterError(
+            f"{len(services)} services are more than the {SERVICES_MAX} addresses of a cluster"
+        )
 
 
 def candidates(folder: Path, count: int) -> Iterator[int]:

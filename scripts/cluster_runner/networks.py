@@ -10,7 +10,10 @@ from cluster_runner.netns import NetworkNamespaces
 from cluster_runner.network import Loopback, Network
 from cluster_runner.state import State, StateFolder
 
-NETWORKS: Final[dict[str, type[Loopback] | type[NetworkNamespaces]]] = {"loopback": Loopback, "netns": NetworkNamespaces}
+NETWORKS: Final[dict[str, type[Loopback] | type[NetworkNamespaces]]] = {
+    "loopback": Loopback,
+    "netns": NetworkNamespaces,
+}
 DEFAULT: Final = "loopback"
 
 
@@ -33,7 +36,9 @@ def claim(wanted: str, state: State, folder: StateFolder, services: Sequence[str
     name = wanted or state.network or DEFAULT
     if state.network not in ("", name):
         if state.is_claimed or folder.has_data:
-            raise ClusterError(f"this cluster's data is of the network {state.network}: `down --volumes` forgets both")
+            raise ClusterError(
+                f"this cluster's data is of the network {state.network}: `down --volumes` forgets both"
+            )
         state.slot = -1
     state.order += [each for each in services if each not in state.order]
     network = NETWORKS[name](folder.path, state.order, state.slot)

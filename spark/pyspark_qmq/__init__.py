@@ -45,5 +45,7 @@ def __getattr__(name: str) -> Any:
     try:
         from pyspark_qmq.source import QmqDataSource
     except ImportError as cause:
-        raise AttributeError(f"the data source needs another package ({cause}): pip install 'qmq[spark]'") from cause
+        raise AttributeError(
+            f"the data source needs another package ({cause}): pip install 'qmq[spark]'"
+        ) from cause
     return QmqDataSource

@@ -84,14 +84,21 @@ def find_java(environment: Mapping[str, str]) -> Java:
         found = ask(Path(program)) if program else None
         if found is not None and found.version >= JAVA_MIN:
             return found
-    raise InvalidArgument(f"Spark needs Java, and neither JAVA_HOME nor PATH has Java {JAVA_MIN} or newer: {INSTALL}")
+    raise InvalidArgument(
+        f"Spark needs Java, and neither JAVA_HOME nor PATH has Java {JAVA_MIN} or newer: {INSTALL}"
+    )
 
 
 def ask(program: Path) -> Java | None:
     """Query a `java` for its properties; None if it does not run."""
     try:
         done = subprocess.run(  # noqa: S603 - the user's own choice of Java
-            [program, "-XshowSettings:properties", "-version"], capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False
+            [program, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ASK_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -100,7 +107,9 @@ def ask(program: Path) -> Java | None:
 
 def parse_settings(text: str) -> Java | None:
     """Parse the output of `java -XshowSettings:properties`, and read the modules from the `release` file."""
-    settings = dict(re.findall(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s*$", text, re.MULTILINE))
+    settings = dict(
+        re.findall(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s*$", text, re.MULTILINE)
+    )
     if len(settings) < 2:
         return None
     home, version = Path(settings["java.home"]), settings["java.specification.version"]
@@ -122,7 +131,9 @@ def stand_in(java: Java, cache: Path) -> Path:
             program.chmod(0o755)
             _move(program.parents[1], home)
     except OSError as cause:
-        raise InvalidArgument(f"cannot write {home} ({cause}): set XDG_CACHE_HOME to a folder that can be written, or {INSTALL}") from cause
+        raise InvalidArgument(
+            f"cannot write {home} ({cause}): set XDG_CACHE_HOME to a folder that can be written, or {INSTALL}"
+        ) from cause
     return home
 
 

@@ -10,7 +10,15 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_qmq.lake.rows import LakeTask, TimeRange, lake_tasks, read_lake_task
-from pyspark_qmq.lake.snapshot import Extents, LakeSnapshot, edges, joined, read_files, read_snapshots, split
+from pyspark_qmq.lake.snapshot import (
+    Extents,
+    LakeSnapshot,
+    edges,
+    joined,
+    read_files,
+    read_snapshots,
+    split,
+)
 from pyspark_qmq.reader import TaskPartition
 from pyspark_qmq.source_schema import MORE_COLUMNS, columns_of
 from qmq.columns.model import QueueKey, Topology
@@ -36,9 +44,15 @@ class LakeReader(DataSourceReader):
     """Raises InvalidArgument for a column that the tables do not have."""
 
     def __init__(self, asked: ReadOptions, lake: LakeAddress, schema: StructType) -> None:
-        missing = [name for name in schema.fieldNames() if name in MORE_COLUMNS and name != "logical_partition"]
+        missing = [
+            name
+            for name in schema.fieldNames()
+            if name in MORE_COLUMNS and name != "logical_partition"
+        ]
         if missing:
-            raise InvalidArgument(f"the lake's tables have no column {missing[0]!r}: leave out the column, or option qmq.lake")
+            raise InvalidArgument(
+                f"the lake's tables have no column {missing[0]!r}: leave out the column, or option qmq.lake"
+            )
         self._asked = asked
         self._lake = lake
         self._columns = columns_of(schema)
@@ -59,7 +73,9 @@ class LakeReader(DataSourceReader):
             raise UnknownSubject(f"no subject matches {asked.choice.pattern!r}")
         retry_ms = asked.where.retry_ms
         snapshots = read_snapshots(self._lake, subjects, retry_ms)
-        topology = log.topology(subjects)  # After the tables are read, so that the log's ends are not below the tables' positions.
+        topology = log.topology(
+            subjects
+        )  # After the tables are read, so that the log's ends are not below the tables' positions.
         self._require_tables(topology, snapshots)
         held: Extents = dict(chain.from_iterable(each.held.items() for each in snapshots.values()))
         topology, held = _chosen(asked.choice, topology, held)
@@ -69,10 +85,17 @@ class LakeReader(DataSourceReader):
         times = TimeRange(asked.start_ms, asked.end_ms)
         of_lake: list[LakeTask] = []
         for subject, snapshot in snapshots.items():
-            wanted = [each for each in found.lake if each.queue.subject == subject and may_match(each.queue, topology, asked.selection)]
+            wanted = [
+                each
+                for each in found.lake
+                if each.queue.subject == subject
+                and may_match(each.queue, topology, asked.selection)
+            ]
             if wanted:
                 files = read_files(snapshot, asked.selection, times, retry_ms)
-                of_lake += lake_tasks(subject, files, wanted, topology, asked.plan, times, snapshot.storage)
+                of_lake += lake_tasks(
+                    subject, files, wanted, topology, asked.plan, times, snapshot.storage
+                )
         of_log = tasks(log, topology, found.log, asked.plan, asked.selection)
         return [*map(LakePartition, of_lake), *map(TaskPartition, of_log)]
 
@@ -87,9 +110,17 @@ class LakeReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's rows in an executor."""
         if isinstance(partition, LakePartition):
-            return read_lake_task(partition.task, arrow_schema(self._columns), self._asked.selection)
+            return read_lake_task(
+                partition.task, arrow_schema(self._columns), self._asked.selection
+            )
         task = partition.task if isinstance(partition, TaskPartition) else None
-        return read_task(self._address, task, self._columns, self._asked.selection, skips_lost=self._asked.skips_lost)
+        return read_task(
+            self._address,
+            task,
+            self._columns,
+            self._asked.selection,
+            skips_lost=self._asked.skips_lost,
+        )
 
 
 def _whole(choice: Choice) -> Choice:
@@ -102,4 +133,6 @@ def _chosen(choice: Choice, topology: Topology, held: Extents) -> tuple[Topology
     known: set[QueueKey] = {*topology.queues, *held}
     chosen = assigned(choice, known)
     queues = {key: queue for key, queue in topology.queues.items() if key in chosen}
-    return Topology(queues, topology.routes), {key: each for key, each in held.items() if key in chosen}
+    return Topology(queues, topology.routes), {
+        key: each for key, each in held.items() if key in chosen
+    }

@@ -42,9 +42,18 @@ class LogReader(DataSourceReader):
             raise UnknownSubject(f"no subject matches {asked.choice.pattern!r}")
         start, end = edges(asked, topology, log.find_time, log.find_time)
         wanted = ranges(start, end, topology.queues, skips_lost=asked.skips_lost)
-        return [TaskPartition(each) for each in tasks(log, topology, wanted, asked.plan, asked.selection)]
+        return [
+            TaskPartition(each)
+            for each in tasks(log, topology, wanted, asked.plan, asked.selection)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's rows in an executor."""
         task = partition.task if isinstance(partition, TaskPartition) else None
-        return read_task(self._address, task, self._columns, self._asked.selection, skips_lost=self._asked.skips_lost)
+        return read_task(
+            self._address,
+            task,
+            self._columns,
+            self._asked.selection,
+            skips_lost=self._asked.skips_lost,
+        )

@@ -47,7 +47,10 @@ def home_without_archive(cache: Path, package: Path | None = None) -> Path:
     """
     package = package or _package()
     parts = [name for name in PARTS if (package / name).is_dir()]
-    home = cache / f"spark-{hashlib.sha256(os.fsencode(package) + ' '.join(parts).encode()).hexdigest()[:16]}"
+    home = (
+        cache
+        / f"spark-{hashlib.sha256(os.fsencode(package) + ' '.join(parts).encode()).hexdigest()[:16]}"
+    )
     if home.is_dir():
         return home
     try:
@@ -59,7 +62,9 @@ def home_without_archive(cache: Path, package: Path | None = None) -> Path:
                 (made / name).symlink_to(package / name)
             _move_home(made, home)
     except OSError as cause:
-        raise InvalidArgument(f"cannot write {home} ({cause}): set XDG_CACHE_HOME to a folder that can be written") from cause
+        raise InvalidArgument(
+            f"cannot write {home} ({cause}): set XDG_CACHE_HOME to a folder that can be written"
+        ) from cause
     return home
 
 
@@ -96,7 +101,9 @@ _ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "MAS
 """Variables that may name a master, or a file that does."""
 
 
-def session(app: str = "qmq", *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
+def session(
+    app: str = "qmq", *, master: str | None = None, conf: Mapping[str, str] | None = None
+) -> SparkSession:
     """The process's session, started on first use.
 
     Args:

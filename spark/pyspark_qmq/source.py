@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamArrowWriter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from pyspark_qmq.reader import LogReader
@@ -98,7 +104,9 @@ class DatasetReader(DataSourceReader):
         known = {field.name: field.dataType for field in datasets.schema_of(log).fields}
         for field in schema.fields:
             if known.get(field.name) != field.dataType:
-                raise InvalidArgument(f"{log} have no column {field.name!r} of type {field.dataType.simpleString()}: {', '.join(known)}")
+                raise InvalidArgument(
+                    f"{log} have no column {field.name!r} of type {field.dataType.simpleString()}: {', '.join(known)}"
+                )
         self._log = log
         self._address = address
         self._columns = schema.fieldNames()

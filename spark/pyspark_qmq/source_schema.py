@@ -101,4 +101,6 @@ def check_schema(schema: StructType) -> None:
                 f"column {field.name!r} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: read that, then cast"
             )
         if not field.nullable and field.name in MAY_BE_NULL:
-            raise InvalidArgument(f"column {field.name!r} must be nullable in the schema: it may be null")
+            raise InvalidArgument(
+                f"column {field.name!r} must be nullable in the schema: it may be null"
+            )

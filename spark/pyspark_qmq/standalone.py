@@ -22,14 +22,19 @@ from pyspark_qmq.java import cache_folder, java_home
 from pyspark_qmq.session import home_without_archive
 from qmq.errors import QmqError
 
-CLASSES: Final = {"master": "org.apache.spark.deploy.master.Master", "worker": "org.apache.spark.deploy.worker.Worker"}
+CLASSES: Final = {
+    "master": "org.apache.spark.deploy.master.Master",
+    "worker": "org.apache.spark.deploy.worker.Worker",
+}
 OPTIONS: Final = {"SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false"}
 """Default settings of the JVMs, unless the environment has others."""
 HEALTH_S: Final = 3.0
 FAILED: Final = 2
 
 
-def command(role: str, options: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def command(
+    role: str, options: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
     """The command and environment of a `master` or a `worker`. Raises InvalidArgument if there is no Java or no cache folder."""
     cache = cache_folder(environment)
     found = {

@@ -31,7 +31,17 @@ from qmq.columns import offsets
 from qmq.columns.model import QueueKey, Topology
 from qmq.columns.offsets import of_json
 from qmq.columns.options import ReadOptions
-from qmq.columns.planning import NO_LIMIT, Limit, ReadTask, admit, are_cut, per_task, ranges, stream_tasks, tasks
+from qmq.columns.planning import (
+    NO_LIMIT,
+    Limit,
+    ReadTask,
+    admit,
+    are_cut,
+    per_task,
+    ranges,
+    stream_tasks,
+    tasks,
+)
 from qmq.columns.reading import address_of, forget, log_at, look, read_task, starts
 from qmq.errors import InvalidArgument
 from qmq.text import parse_json
@@ -55,7 +65,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The start of a query without a checkpoint. Raises UnknownSubject, InvalidArgument, NotConnected, LogDamaged."""
         if self._initial is None:
             topology = self._look()
-            self._initial = offsets.to_json(starts(self._asked, topology.queues.values(), log_at(self._address).find_time))
+            self._initial = offsets.to_json(
+                starts(self._asked, topology.queues.values(), log_at(self._address).find_time)
+            )
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - the name is Spark's
@@ -75,7 +87,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._newest = offsets.to_json(_ends(topology))
         begin = offsets.of_json(start)
         end = admit(topology, begin, self._limit(limit), self._until)
-        return offsets.to_json(end, offsets.per_task_of_json(start) | per_task(topology, begin, end, self._asked.plan))
+        return offsets.to_json(
+            end, offsets.per_task_of_json(start) | per_task(topology, begin, end, self._asked.plan)
+        )
 
     def _limit(self, limit: ReadLimit) -> Limit:
         """The limit. The engine passes its own, and only one if both limits were given."""
@@ -91,13 +105,25 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a micro-batch. Raises MessagesExpired if retention deleted messages of it; NotConnected, LogDamaged."""
         topology = self._look()
-        first, last, cuts = offsets.of_json(start), offsets.of_json(end), offsets.per_task_of_json(end)
+        first, last, cuts = (
+            offsets.of_json(start),
+            offsets.of_json(end),
+            offsets.per_task_of_json(end),
+        )
         asked, log = self._asked, log_at(self._address)
         found: Sequence[ReadTask | None]
         if are_cut(first, last, cuts):
-            found = stream_tasks(log, topology, first, last, cuts, asked.selection, skips_lost=asked.skips_lost)
+            found = stream_tasks(
+                log, topology, first, last, cuts, asked.selection, skips_lost=asked.skips_lost
+            )
         else:  # Release 0.2 planned this micro-batch, and cut it by the sizes of then. If they changed since, the sink refuses the rows.
-            found = tasks(log, topology, ranges(first, last, topology.queues, skips_lost=asked.skips_lost), asked.plan, asked.selection)
+            found = tasks(
+                log,
+                topology,
+                ranges(first, last, topology.queues, skips_lost=asked.skips_lost),
+                asked.plan,
+                asked.selection,
+            )
         return [TaskPartition(each) for each in found]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -116,14 +142,22 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "or qmq.routes with a file from `qmq route export`"
                 )
             if key.partition > 0 and key.partition not in topology.routes[key.subject].partitions:
-                raise InvalidArgument(f"the file of qmq.routes does not have {key}: export the routes again with `qmq route export`")
+                raise InvalidArgument(
+                    f"the file of qmq.routes does not have {key}: export the routes again with `qmq route export`"
+                )
         return topology
 
     # --- in executors --------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task = partition.task if isinstance(partition, TaskPartition) else None
-        return read_task(self._address, task, self._columns, self._asked.selection, skips_lost=self._asked.skips_lost)
+        return read_task(
+            self._address,
+            task,
+            self._columns,
+            self._asked.selection,
+            skips_lost=self._asked.skips_lost,
+        )
 
 
 def _ends(topology: Topology) -> dict[QueueKey, int]:

@@ -44,7 +44,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await found.close()
 
 
-async def take(store: CoordinationStore, prefix: str, start: int, count: int) -> list[WatchedChanges]:
+async def take(
+    store: CoordinationStore, prefix: str, start: int, count: int
+) -> list[WatchedChanges]:
     found: list[WatchedChanges] = []
     watch = store.watch(prefix, start)
     try:
@@ -58,13 +60,20 @@ async def take(store: CoordinationStore, prefix: str, start: int, count: int) ->
     return found
 
 
-async def test_every_change_has_a_revision_of_its_own_and_versions_count(store: CoordinationStore) -> None:
+async def test_every_change_has_a_revision_of_its_own_and_versions_count(
+    store: CoordinationStore,
+) -> None:
     first = await store.put("k", b"1")
     second = await store.put("k", b"2")
     found = await store.get("k")
     assert second == first + 1
     assert found is not None
-    assert (found.value, found.create_revision, found.mod_revision, found.version) == (b"2", first, second, 2)
+    assert (found.value, found.create_revision, found.mod_revision, found.version) == (
+        b"2",
+        first,
+        second,
+        2,
+    )
     assert await store.delete("k") == 1
     assert await store.get("k") is None
     assert await store.delete("k") == 0
@@ -75,7 +84,9 @@ async def test_every_change_has_a_revision_of_its_own_and_versions_count(store: 
 
 
 async def test_of_many_compare_and_swaps_exactly_one_wins(store: CoordinationStore) -> None:
-    results = await asyncio.gather(*[store.txn([absent("m")], [Put("m", b"%d" % n)], [Get("m")]) for n in range(20)])
+    results = await asyncio.gather(
+        *[store.txn([absent("m")], [Put("m", b"%d" % n)], [Get("m")]) for n in range(20)]
+    )
     won = [result for result in results if result.succeeded]
     assert len(won) == 1
     winner = await store.get("m")
@@ -98,14 +109,18 @@ async def test_of_many_compare_and_swaps_exactly_one_wins(store: CoordinationSto
         (Compare("none", CompareTarget.VALUE, "=", b""), False),
     ],
 )
-async def test_comparisons_look_at_what_they_name(store: CoordinationStore, compare: Compare, holds: bool) -> None:
+async def test_comparisons_look_at_what_they_name(
+    store: CoordinationStore, compare: Compare, holds: bool
+) -> None:
     await store.put("k", b"v")
     assert (await store.txn([compare], [])).succeeded is holds
 
 
 async def test_a_transaction_is_one_revision_or_nothing(store: CoordinationStore) -> None:
     before = await store.put("a", b"1")
-    done = await store.txn([], [Put("b", b"2"), Delete("a"), Get("", is_prefix=True), Put("c", b"3")])
+    done = await store.txn(
+        [], [Put("b", b"2"), Delete("a"), Get("", is_prefix=True), Put("c", b"3")]
+    )
     assert done.revision == before + 1
     assert [item.key for item in done.results[2]] == ["b"]
     with pytest.raises(LeaseNotFound):
@@ -142,7 +157,9 @@ async def test_the_past_can_be_listed_until_it_is_compacted(store: CoordinationS
     assert [item.key for item in (await store.list("")).items] == ["p/b", "q"]
 
 
-async def test_a_watch_gives_every_change_from_its_revision_once_in_order(store: CoordinationStore) -> None:
+async def test_a_watch_gives_every_change_from_its_revision_once_in_order(
+    store: CoordinationStore,
+) -> None:
     start = await store.put("w/0", b"")
     watching = asyncio.create_task(take(store, "w/", start, 51))
     for number in range(1, 50):
@@ -166,10 +183,14 @@ async def test_a_watch_from_a_compacted_revision_says_so(store: CoordinationStor
     assert (await take(store, "k", last, 1))[0].revision == last
 
 
-async def test_a_backlog_of_thousands_of_changes_is_watched_without_a_gap(store: CoordinationStore) -> None:
+async def test_a_backlog_of_thousands_of_changes_is_watched_without_a_gap(
+    store: CoordinationStore,
+) -> None:
     start = await store.put("n", b"")
     for batch in range(25):
-        await store.txn([], [Put(f"n/{at:05}", b"") for at in range(batch * 100, batch * 100 + 100)])
+        await store.txn(
+            [], [Put(f"n/{at:05}", b"") for at in range(batch * 100, batch * 100 + 100)]
+        )
     for _ in range(1100):
         await store.put("n", b"")
     found = await take(store, "n", start, 1126)
@@ -192,7 +213,9 @@ async def test_a_revoked_lease_takes_its_keys_with_it(store: CoordinationStore) 
     assert (await take(store, "l/", start + 3, 1))[0].events[0].now is None
 
 
-async def test_a_transaction_larger_than_etcd_takes_is_refused_everywhere(store: CoordinationStore) -> None:
+async def test_a_transaction_larger_than_etcd_takes_is_refused_everywhere(
+    store: CoordinationStore,
+) -> None:
     await store.txn([], [Put(f"k/{at}", b"") for at in range(128)])
     with pytest.raises(CoordinationError, match="too many operations"):
         await store.txn([], [Put(f"k/{at}", b"") for at in range(129)])
@@ -241,10 +264,15 @@ async def test_keys_are_listed_in_the_order_of_their_code_points(store: Coordina
     assert [item.key for item in (await store.list("☃")).items] == ["☃"]
 
 
-async def test_a_lease_that_is_not_kept_alive_takes_its_keys_with_it(store: CoordinationStore) -> None:
+async def test_a_lease_that_is_not_kept_alive_takes_its_keys_with_it(
+    store: CoordinationStore,
+) -> None:
     lease = await store.grant(1)
     start = await store.put("l/a", b"", lease)
-    assert [changes.events[0].now is None for changes in await take(store, "l/", start, 2)] == [False, True]
+    assert [changes.events[0].now is None for changes in await take(store, "l/", start, 2)] == [
+        False,
+        True,
+    ]
     with pytest.raises(LeaseNotFound):
         await store.keep_alive(lease)
     with pytest.raises(LeaseNotFound):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_coordination.coordination_store import KeyListing, KeyValue, Revision, WatchedChanges, WatchEvent
+from qmq_coordination.coordination_store import (
+    KeyListing,
+    KeyValue,
+    Revision,
+    WatchedChanges,
+    WatchEvent,
+)
 from qmq_coordination.subjects import (
     EVERY,
     DeliverySettings,
@@ -32,8 +38,15 @@ RECORDS = st.builds(
     st.none() | st.lists(st.integers(0, limits.REQUEUE_MS_MAX), min_size=1, max_size=5).map(tuple),
 )
 WHOM = st.one_of(
-    st.tuples(st.just(PauseKind.GROUP), st.sampled_from(SUBJECTS), st.sampled_from(GROUPS), st.just("")),
-    st.tuples(st.just(PauseKind.CONSUMER), st.sampled_from(SUBJECTS), st.sampled_from(GROUPS), st.sampled_from(NAMES)),
+    st.tuples(
+        st.just(PauseKind.GROUP), st.sampled_from(SUBJECTS), st.sampled_from(GROUPS), st.just("")
+    ),
+    st.tuples(
+        st.just(PauseKind.CONSUMER),
+        st.sampled_from(SUBJECTS),
+        st.sampled_from(GROUPS),
+        st.sampled_from(NAMES),
+    ),
     st.tuples(st.just(PauseKind.CLIENT), st.just(""), st.just(""), st.sampled_from(NAMES)),
 ).map(lambda parts: Whom(*parts))
 
@@ -48,7 +61,9 @@ def item(key: str, value: bytes, revision: int = 2) -> KeyValue:
 @given(RECORDS, st.integers(0, 2**53), st.text(max_size=50))
 def test_records_come_back_as_they_went(record: SettingsRecord, since_ms: int, reason: str) -> None:
     assert SettingsRecord.decode(record.encode()) == record
-    assert PauseRecord.decode(PauseRecord(since_ms, reason).encode()) == PauseRecord(since_ms, reason)
+    assert PauseRecord.decode(PauseRecord(since_ms, reason).encode()) == PauseRecord(
+        since_ms, reason
+    )
 
 
 @given(WHOM)
@@ -85,8 +100,13 @@ def test_a_pause_without_a_valid_name_is_refused(whom: Whom) -> None:
 # --- who is nearest -----------------------------------------------------------------------------------------------------
 
 
-@given(st.dictionaries(st.tuples(st.sampled_from(SUBJECTS), st.sampled_from(GROUPS)), RECORDS), st.sampled_from(("s", "t", "u")))
-def test_each_setting_is_the_nearest_one_that_was_set(records: dict[tuple[str, str], SettingsRecord], subject: str) -> None:
+@given(
+    st.dictionaries(st.tuples(st.sampled_from(SUBJECTS), st.sampled_from(GROUPS)), RECORDS),
+    st.sampled_from(("s", "t", "u")),
+)
+def test_each_setting_is_the_nearest_one_that_was_set(
+    records: dict[tuple[str, str], SettingsRecord], subject: str
+) -> None:
     own = GroupSettings(3, (7,))
     found = DeliverySettings(records).settings(subject, "g", own)
     near = [records[where, "g"] for where in (subject, EVERY) if (where, "g") in records]
@@ -96,7 +116,12 @@ def test_each_setting_is_the_nearest_one_that_was_set(records: dict[tuple[str, s
 
 
 def test_a_consumer_of_a_broadcast_group_has_the_group_s_settings() -> None:
-    assert DeliverySettings({("s", "g"): SettingsRecord(9)}).settings("s", "g%x", GroupSettings()).attempts_max == 9
+    assert (
+        DeliverySettings({("s", "g"): SettingsRecord(9)})
+        .settings("s", "g%x", GroupSettings())
+        .attempts_max
+        == 9
+    )
 
 
 # --- who is paused ------------------------------------------------------------------------------------------------------
@@ -121,8 +146,14 @@ PAUSED = [
 ]
 
 
-@pytest.mark.parametrize(("whom", "asked", "is_paused"), PAUSED, ids=[f"{whom}-{'.'.join(asked)}" for whom, asked, _ in PAUSED])
-def test_a_pause_holds_only_for_the_consumer_it_names(whom: Whom, asked: tuple[str, str, str, str], is_paused: bool) -> None:
+@pytest.mark.parametrize(
+    ("whom", "asked", "is_paused"),
+    PAUSED,
+    ids=[f"{whom}-{'.'.join(asked)}" for whom, asked, _ in PAUSED],
+)
+def test_a_pause_holds_only_for_the_consumer_it_names(
+    whom: Whom, asked: tuple[str, str, str, str], is_paused: bool
+) -> None:
     assert DeliverySettings(pauses={whom: PauseRecord(1)}).is_paused(*asked) is is_paused
 
 
@@ -135,7 +166,10 @@ def test_consumers_are_not_paused_by_default() -> None:
 
 def test_the_picture_tells_of_settings_and_pauses_as_they_come_and_go() -> None:
     picture, key = Picture(), pause_key(Whom(PauseKind.CLIENT, name="box"))
-    listing = [item(settings_key("s", "g"), SettingsRecord(2).encode()), item(key, PauseRecord(5, "why").encode())]
+    listing = [
+        item(settings_key("s", "g"), SettingsRecord(2).encode()),
+        item(key, PauseRecord(5, "why").encode()),
+    ]
     assert picture.show(KeyListing(Revision(2), tuple(listing))).delivery
     assert picture.delivery.settings("s", "g", GroupSettings()).attempts_max == 2
     assert picture.delivery.pauses == {Whom(PauseKind.CLIENT, name="box"): PauseRecord(5, "why")}
@@ -144,7 +178,9 @@ def test_the_picture_tells_of_settings_and_pauses_as_they_come_and_go() -> None:
     assert bool(change)
     assert picture.delivery.pauses == {}
     subject = item(subject_key("s"), b'{"name": "s"}', 4)
-    assert not picture.follow(WatchedChanges(Revision(4), (WatchEvent(subject.key, 4, subject),))).delivery
+    assert not picture.follow(
+        WatchedChanges(Revision(4), (WatchEvent(subject.key, 4, subject),))
+    ).delivery
 
 
 @pytest.mark.parametrize(
@@ -170,7 +206,11 @@ def test_settings_that_cannot_be_read_count_as_absent(value: bytes) -> None:
     picture.show(KeyListing(Revision(2), (item(key, SettingsRecord(2).encode()),)))
     picture.follow(WatchedChanges(Revision(3), (WatchEvent(key, 3, item(key, value, 3)),)))
     assert picture.delivery.records == {}
-    picture.follow(WatchedChanges(Revision(4), (WatchEvent(key, 4, item(key, b'{"attempts_max": 4, "later": 1}', 4)),)))
+    picture.follow(
+        WatchedChanges(
+            Revision(4), (WatchEvent(key, 4, item(key, b'{"attempts_max": 4, "later": 1}', 4)),)
+        )
+    )
     assert picture.delivery.records == {("s", "g"): SettingsRecord(4)}
 
 

@@ -52,7 +52,13 @@ class Side:
         self.base = (await self.store.list("")).revision
 
     def lease(self, number: int) -> LeaseId:
-        return LeaseId(0) if number < 0 else self.leases[number] if number < len(self.leases) else LeaseId(999_999_999)
+        return (
+            LeaseId(0)
+            if number < 0
+            else self.leases[number]
+            if number < len(self.leases)
+            else LeaseId(999_999_999)
+        )
 
     def real(self, revision: int) -> int:
         return revision + self.base if revision > 0 else 0
@@ -66,11 +72,17 @@ class Side:
         if isinstance(value, KeyListing):
             return KeyListing(Revision(value.revision - self.base), self.seen(value.items))
         if isinstance(value, TxnResult):
-            return TxnResult(value.succeeded, Revision(value.revision - self.base), self.seen(value.results))
+            return TxnResult(
+                value.succeeded, Revision(value.revision - self.base), self.seen(value.results)
+            )
         if isinstance(value, WatchedChanges):
             return WatchedChanges(Revision(value.revision - self.base), self.seen(value.events))
         if isinstance(value, WatchEvent):
-            return WatchEvent(value.key, value.mod_revision - self.base, None if value.now is None else self.seen(value.now))
+            return WatchEvent(
+                value.key,
+                value.mod_revision - self.base,
+                None if value.now is None else self.seen(value.now),
+            )
         if isinstance(value, tuple | list):
             return tuple(self.seen(each) for each in value)
         return value
@@ -91,7 +103,18 @@ class Generator:
         self.leases = 0
 
     def call(self) -> Callable[[Side], Awaitable[Any]]:
-        kinds = [self.put, self.put, self.delete, self.txn, self.txn, self.txn, self.get, self.list, self.list, self.lease]
+        kinds = [
+            self.put,
+            self.put,
+            self.delete,
+            self.txn,
+            self.txn,
+            self.txn,
+            self.get,
+            self.list,
+            self.list,
+            self.lease,
+        ]
         return self.random.choice([*kinds, self.compact] if self.random.random() < 0.1 else kinds)()
 
     def put(self) -> Callable[[Side], Awaitable[Any]]:
@@ -117,11 +140,17 @@ class Generator:
 
     def txn(self) -> Callable[[Side], Awaitable[Any]]:
         compares = [self.compare() for _ in range(self.random.randrange(3))]
-        success, failure = ([self.operation() for _ in range(self.random.randrange(4))] for _ in range(2))
+        success, failure = (
+            [self.operation() for _ in range(self.random.randrange(4))] for _ in range(2)
+        )
 
         def compare(side: Side, each: Compare) -> Compare:
             is_revision = each.target in (CompareTarget.MOD, CompareTarget.CREATE)
-            return replace(each, value=side.real(each.value)) if is_revision and isinstance(each.value, int) else each
+            return (
+                replace(each, value=side.real(each.value))
+                if is_revision and isinstance(each.value, int)
+                else each
+            )
 
         def operation(side: Side, each: Operation) -> Operation:
             return replace(each, lease=side.lease(each.lease)) if isinstance(each, Put) else each
@@ -178,7 +207,11 @@ class Generator:
         return self.random.choice(VALUES)
 
     def lease_number(self) -> int:
-        return self.random.randrange(-1 - self.leases, self.leases + 1) if self.random.random() < 0.5 else -1
+        return (
+            self.random.randrange(-1 - self.leases, self.leases + 1)
+            if self.random.random() < 0.5
+            else -1
+        )
 
     def some_revision(self) -> int:
         return max(0, self.now - self.random.choice([-2, -1, 0, 1, 2, 5, 10, 50]))
@@ -188,7 +221,10 @@ class Generator:
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.smoke), 1, 2, 3, 4])
 async def test_the_embedded_store_answers_as_etcd_does(seed: int, shared_etcd: EtcdProcess) -> None:
     generator = Generator(seed)
-    ours, real = Side(EmbeddedStore()), Side(EtcdStore([shared_etcd.endpoint], namespace=unique_namespace()))
+    ours, real = (
+        Side(EmbeddedStore()),
+        Side(EtcdStore([shared_etcd.endpoint], namespace=unique_namespace())),
+    )
     followers: list[Follower] = []
     try:
         for side in (ours, real):

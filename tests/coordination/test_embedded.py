@@ -22,7 +22,9 @@ from qmq.errors import FolderInUse, LogDamaged, SubjectExists, UnknownSubject
 from qmq.model import SubjectConfig
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b", "c/☃"])
-OPERATIONS = st.one_of(st.builds(Put, KEYS, st.binary(max_size=3)), st.builds(Delete, KEYS, st.booleans()))
+OPERATIONS = st.one_of(
+    st.builds(Put, KEYS, st.binary(max_size=3)), st.builds(Delete, KEYS, st.booleans())
+)
 
 
 class Model:
@@ -39,7 +41,11 @@ class Model:
                 state[each.key] = each.value
                 touched = True
             elif isinstance(each, Delete):
-                gone = [key for key in state if (key.startswith(each.key) if each.is_prefix else key == each.key)]
+                gone = [
+                    key
+                    for key in state
+                    if (key.startswith(each.key) if each.is_prefix else key == each.key)
+                ]
                 touched |= bool(gone)
                 for key in gone:
                     del state[key]
@@ -49,12 +55,16 @@ class Model:
 
 @settings(max_examples=examples(60))
 @given(st.lists(st.lists(OPERATIONS, min_size=1, max_size=3), max_size=25))
-def test_random_transactions_agree_with_a_model_now_and_at_every_revision(transactions: list[list[Operation]]) -> None:
+def test_random_transactions_agree_with_a_model_now_and_at_every_revision(
+    transactions: list[list[Operation]],
+) -> None:
     async def check() -> None:
         store, model = EmbeddedStore(), Model()
         for operations in transactions:
             puts = [each.key for each in operations if isinstance(each, Put)]
-            if len(puts) != len(set(puts)) or (len(operations) > 1 and any(isinstance(each, Delete) for each in operations)):
+            if len(puts) != len(set(puts)) or (
+                len(operations) > 1 and any(isinstance(each, Delete) for each in operations)
+            ):
                 continue
             model.txn(operations)
             assert (await store.txn([], operations)).revision == len(model.states) - 1
@@ -149,12 +159,16 @@ asyncio.run(main())
 
 async def test_a_committed_change_survives_kill_9_and_is_watched_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     for _ in range(200):
         acknowledged = int(child.stdout.readline())
     child.kill()
-    acknowledged = max([acknowledged, *[int(line) for line in child.stdout.read().split("\n")[:-1] if line]])
+    acknowledged = max(
+        [acknowledged, *[int(line) for line in child.stdout.read().split("\n")[:-1] if line]]
+    )
     child.wait()
     child.stdout.close()
     store = EmbeddedStore(path)
@@ -187,7 +201,10 @@ async def test_a_subject_is_created_once_and_altered_by_its_latest_state() -> No
 async def test_metaservers_that_place_a_subject_at_once_agree_on_the_first_one() -> None:
     store = EmbeddedStore()
     ones, others = SubjectCatalog(store), SubjectCatalog(store)
-    made = await asyncio.gather(ones.create(SubjectConfig("s", groups=("g1",))), others.create(SubjectConfig("s", groups=("g2",))))
+    made = await asyncio.gather(
+        ones.create(SubjectConfig("s", groups=("g1",))),
+        others.create(SubjectConfig("s", groups=("g2",))),
+    )
     assert made == [SubjectConfig("s", groups=("g1",))] * 2
     with pytest.raises(SubjectExists, match="other settings"):
         await others.create(SubjectConfig("s", groups=("g2",)), is_placed=True)
@@ -196,7 +213,13 @@ async def test_metaservers_that_place_a_subject_at_once_agree_on_the_first_one()
 
 def forgetful(store: EmbeddedStore, *is_done: bool) -> FaultyStore:
     """A store that loses the answers of its next transactions, which may or may not be done."""
-    return FaultyStore(store, {number: Fault.UNANSWERED if done else Fault.LOST for number, done in enumerate(is_done, 1)})
+    return FaultyStore(
+        store,
+        {
+            number: Fault.UNANSWERED if done else Fault.LOST
+            for number, done in enumerate(is_done, 1)
+        },
+    )
 
 
 async def test_a_store_that_loses_answers_is_not_hammered() -> None:
@@ -216,11 +239,15 @@ async def test_a_store_that_loses_answers_is_not_hammered() -> None:
 
 
 @pytest.mark.parametrize("is_done", [(True,), (False,), (False, True), (True, False)])
-async def test_a_lost_answer_does_not_keep_a_subject_from_being_created_and_altered_once(is_done: tuple[bool, ...]) -> None:
+async def test_a_lost_answer_does_not_keep_a_subject_from_being_created_and_altered_once(
+    is_done: tuple[bool, ...],
+) -> None:
     store = EmbeddedStore()
     wanted = SubjectConfig("s", retention_ms=5)
     assert await SubjectCatalog(forgetful(store, *is_done)).create(wanted) == wanted
-    grown = await SubjectCatalog(forgetful(store, *is_done)).update("s", lambda found: replace(found, groups=("g1",)))
+    grown = await SubjectCatalog(forgetful(store, *is_done)).update(
+        "s", lambda found: replace(found, groups=("g1",))
+    )
     assert grown == await SubjectCatalog(store).get("s") == replace(wanted, groups=("g1",))
     item = await store.get("/qmq/subjects/s")
     assert item is not None
@@ -230,8 +257,13 @@ async def test_a_lost_answer_does_not_keep_a_subject_from_being_created_and_alte
 
 async def test_a_subject_of_an_older_release_is_read() -> None:
     store = EmbeddedStore()
-    await store.put("/qmq/subjects/s", b'{"name": "s", "retention_ms": 5, "retention_bytes": null, "body_bytes_max": 100, "new": 1}')
-    assert await SubjectCatalog(store).get("s") == SubjectConfig("s", retention_ms=5, body_bytes_max=100)
+    await store.put(
+        "/qmq/subjects/s",
+        b'{"name": "s", "retention_ms": 5, "retention_bytes": null, "body_bytes_max": 100, "new": 1}',
+    )
+    assert await SubjectCatalog(store).get("s") == SubjectConfig(
+        "s", retention_ms=5, body_bytes_max=100
+    )
     await store.close()
 
 

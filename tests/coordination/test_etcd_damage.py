@@ -69,11 +69,15 @@ async def test_damaged_members_remove_no_value_that_an_undamaged_majority_has(
             member.spawn()
         if count == 1:
             await put_surely(store, "after", b"")
-            assert [await value_surely(store, number) for number in range(200)] == [b"%d" % number for number in range(200)]
+            assert [await value_surely(store, number) for number in range(200)] == [
+                b"%d" % number for number in range(200)
+            ]
             return
         with suppress(CoordinationUnavailable, CoordinationUnknown):
             await store.put("after", b"")  # if etcd judges its files whole, they are
-            assert [await value(store, number) for number in range(200)] == [b"%d" % number for number in range(200)]
+            assert [await value(store, number) for number in range(200)] == [
+                b"%d" % number for number in range(200)
+            ]
     finally:
         await store.close()
 

@@ -10,13 +10,29 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from qmq_coordination.coordination_store import CoordinationStore, LeaseId, Put, TxnDecision, TxnFate, absent, txn_decided, unchanged
+from qmq_coordination.coordination_store import (
+    CoordinationStore,
+    LeaseId,
+    Put,
+    TxnDecision,
+    TxnFate,
+    absent,
+    txn_decided,
+    unchanged,
+)
 from qmq_coordination.etcd.process import EtcdCluster, EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
 from support import eventually
 from support.stores import FaultyStore, Follower, history, proxied, put_surely
 
-from qmq.errors import Compacted, CoordinationError, CoordinationUnavailable, CoordinationUnknown, LeaseNotFound, Outcome
+from qmq.errors import (
+    Compacted,
+    CoordinationError,
+    CoordinationUnavailable,
+    CoordinationUnknown,
+    LeaseNotFound,
+    Outcome,
+)
 
 pytestmark = pytest.mark.sampled
 
@@ -40,7 +56,9 @@ async def same_as_undisturbed(follower: Follower, store: EtcdStore, start: int, 
     assert follower.found == await history(store, "w/", start, end)
 
 
-async def test_a_watch_over_a_killed_and_restarted_server_gives_every_event_once(own_etcd: EtcdProcess) -> None:
+async def test_a_watch_over_a_killed_and_restarted_server_gives_every_event_once(
+    own_etcd: EtcdProcess,
+) -> None:
     async with opened([own_etcd.endpoint]) as store:
         start = await store.put("w/0", b"")
         follower = Follower(store, "w/", start)
@@ -55,7 +73,9 @@ async def test_a_watch_over_a_killed_and_restarted_server_gives_every_event_once
         await follower.stop()
 
 
-async def test_with_the_contacted_member_stopped_calls_and_watches_continue(cluster: EtcdCluster) -> None:
+async def test_with_the_contacted_member_stopped_calls_and_watches_continue(
+    cluster: EtcdCluster,
+) -> None:
     async with opened(cluster.endpoints) as store:
         start = await store.put("w/0", b"")
         lease = await store.grant(60)
@@ -112,7 +132,9 @@ async def test_with_all_members_away_reads_say_so_and_watches_wait(cluster: Etcd
         await follower.stop()
 
 
-async def test_without_a_majority_no_call_succeeds_and_no_change_is_reported_done(cluster: EtcdCluster) -> None:
+async def test_without_a_majority_no_call_succeeds_and_no_change_is_reported_done(
+    cluster: EtcdCluster,
+) -> None:
     async with opened(cluster.endpoints, total_s=2) as store:
         await store.put("k", b"1")
         for member in cluster.members[1:]:
@@ -128,7 +150,9 @@ async def test_without_a_majority_no_call_succeeds_and_no_change_is_reported_don
         await put_surely(store, "k", b"3")
 
 
-async def test_a_change_over_a_connection_that_never_was_is_known_not_to_be_done(own_etcd: EtcdProcess) -> None:
+async def test_a_change_over_a_connection_that_never_was_is_known_not_to_be_done(
+    own_etcd: EtcdProcess,
+) -> None:
     own_etcd.pause()
     try:
         async with opened([own_etcd.endpoint], total_s=1.5) as store:
@@ -139,11 +163,16 @@ async def test_a_change_over_a_connection_that_never_was_is_known_not_to_be_done
         own_etcd.resume()
 
 
-async def test_a_call_under_way_when_the_store_is_closed_ends_with_an_error_of_ours(own_etcd: EtcdProcess) -> None:
+async def test_a_call_under_way_when_the_store_is_closed_ends_with_an_error_of_ours(
+    own_etcd: EtcdProcess,
+) -> None:
     async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint]) as store:
         await store.get("k")
         proxy.loses_answers = True
-        calls = [asyncio.create_task(each) for each in (store.put("k", b""), store.get("k"), store.keep_alive(LeaseId(1)))]
+        calls = [
+            asyncio.create_task(each)
+            for each in (store.put("k", b""), store.get("k"), store.keep_alive(LeaseId(1)))
+        ]
         await eventually(lambda: proxy.lost_bytes > 0)
         await store.close()
         errors = await asyncio.gather(*calls, return_exceptions=True)
@@ -162,15 +191,23 @@ async def test_a_call_that_is_cancelled_is_cancelled(own_etcd: EtcdProcess) -> N
             await call
 
 
-async def test_a_dead_endpoint_among_the_living_costs_nothing_but_a_try(own_etcd: EtcdProcess) -> None:
+async def test_a_dead_endpoint_among_the_living_costs_nothing_but_a_try(
+    own_etcd: EtcdProcess,
+) -> None:
     async with opened(["127.0.0.1:1", own_etcd.endpoint]) as store:
         assert await store.put("k", b"") == 2
         lease = await store.grant(60)
         assert await store.keep_alive(lease) == 60
 
 
-async def test_a_watch_that_was_cut_off_while_its_past_was_compacted_says_so(own_etcd: EtcdProcess) -> None:
-    async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint]) as cut, opened([own_etcd.endpoint]) as direct:
+async def test_a_watch_that_was_cut_off_while_its_past_was_compacted_says_so(
+    own_etcd: EtcdProcess,
+) -> None:
+    async with (
+        proxied(own_etcd.client_port) as proxy,
+        opened([proxy.endpoint]) as cut,
+        opened([own_etcd.endpoint]) as direct,
+    ):
         start = await direct.put("w/0", b"")
         follower = Follower(cut, "w/", start)
         await follower.reaches(start)
@@ -211,7 +248,10 @@ async def test_large_revisions_are_watched_whole(own_etcd: EtcdProcess) -> None:
 
 
 async def test_a_watch_whose_member_falls_silent_continues_elsewhere(own_etcd: EtcdProcess) -> None:
-    async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint, own_etcd.endpoint]) as store:
+    async with (
+        proxied(own_etcd.client_port) as proxy,
+        opened([proxy.endpoint, own_etcd.endpoint]) as store,
+    ):
         start = await store.put("w/0", b"")
         follower = Follower(store, "w/", start)
         await follower.reaches(start)
@@ -222,7 +262,9 @@ async def test_a_watch_whose_member_falls_silent_continues_elsewhere(own_etcd: E
         await follower.stop()
 
 
-async def test_a_lease_that_ended_while_the_server_was_stopped_is_lost(own_etcd: EtcdProcess) -> None:
+async def test_a_lease_that_ended_while_the_server_was_stopped_is_lost(
+    own_etcd: EtcdProcess,
+) -> None:
     async with opened([own_etcd.endpoint], total_s=2.5) as store:
         lease = await store.grant(1)
         start = await store.put("w/l", b"", lease)
@@ -240,7 +282,9 @@ async def test_a_lease_that_ended_while_the_server_was_stopped_is_lost(own_etcd:
         await follower.stop()
 
 
-async def test_a_grant_whose_answer_is_lost_is_repeated_and_finds_its_own_lease(own_etcd: EtcdProcess) -> None:
+async def test_a_grant_whose_answer_is_lost_is_repeated_and_finds_its_own_lease(
+    own_etcd: EtcdProcess,
+) -> None:
     async with proxied(own_etcd.client_port) as proxy, opened([proxy.endpoint]) as store:
         await store.get("k")
         proxy.loses_answers = True
@@ -256,9 +300,15 @@ async def test_a_grant_whose_answer_is_lost_is_repeated_and_finds_its_own_lease(
 
 
 @asynccontextmanager
-async def losing(server: EtcdProcess, *, requests: bool = False) -> AsyncIterator[tuple[CoordinationStore, EtcdStore]]:
+async def losing(
+    server: EtcdProcess, *, requests: bool = False
+) -> AsyncIterator[tuple[CoordinationStore, EtcdStore]]:
     """A store that loses the answer to each transaction (or the request itself), and one that loses nothing."""
-    async with proxied(server.client_port) as proxy, opened([proxy.endpoint]) as lossy, opened([server.endpoint]) as direct:
+    async with (
+        proxied(server.client_port) as proxy,
+        opened([proxy.endpoint]) as lossy,
+        opened([server.endpoint]) as direct,
+    ):
 
         async def lose() -> None:
             proxy.loses_requests, proxy.loses_answers = requests, not requests
@@ -268,7 +318,9 @@ async def losing(server: EtcdProcess, *, requests: bool = False) -> AsyncIterato
         yield FaultyStore(lossy, before=lose, after=proxy.heal), direct
 
 
-async def test_a_lost_answer_is_reported_as_unknown_and_nothing_is_repeated(own_etcd: EtcdProcess) -> None:
+async def test_a_lost_answer_is_reported_as_unknown_and_nothing_is_repeated(
+    own_etcd: EtcdProcess,
+) -> None:
     async with losing(own_etcd) as (lossy, direct):
         with pytest.raises(CoordinationUnknown, match="read back"):
             await lossy.txn([], [Put("k", b"1")])
@@ -286,18 +338,26 @@ async def test_a_done_transaction_is_found_by_its_proof(own_etcd: EtcdProcess) -
         assert decision == TxnDecision(TxnFate.DONE, found.mod_revision)
 
 
-async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could_be(own_etcd: EtcdProcess) -> None:
+async def test_a_request_that_never_arrived_is_not_done_yet_while_it_still_could_be(
+    own_etcd: EtcdProcess,
+) -> None:
     async with losing(own_etcd, requests=True) as (lossy, direct):
         await direct.put("k", b"old")
         item = await direct.get("k")
         assert item is not None
         proof = Put("k", b"mine")
-        assert (await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)).fate is TxnFate.NOT_YET
+        assert (
+            await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)
+        ).fate is TxnFate.NOT_YET
         with pytest.raises(CoordinationUnknown, match="does not exist now"):
-            await txn_decided(lossy, [absent("none")], [Put("none", b"mine")], proof=Put("none", b"mine"))
+            await txn_decided(
+                lossy, [absent("none")], [Put("none", b"mine")], proof=Put("none", b"mine")
+            )
 
 
-async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(cluster: EtcdCluster) -> None:
+async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(
+    cluster: EtcdCluster,
+) -> None:
     """The request waits in the stopped member's buffer, another client changes the guarded key, and the member continues."""
     async with opened(cluster.endpoints) as store, opened(cluster.endpoints[1:]) as other:
         await store.put("k", b"old")
@@ -313,11 +373,17 @@ async def test_a_member_that_wakes_with_an_old_request_cannot_undo_a_decision(cl
         proof = Put("k", b"mine")
         lossy = FaultyStore(store, before=stop_the_contacted, after=change_the_key)
         try:
-            assert (await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)).fate is TxnFate.NOT_DONE
+            assert (
+                await txn_decided(lossy, [unchanged(item)], [proof], proof=proof)
+            ).fate is TxnFate.NOT_DONE
         finally:
             cluster.members[0].resume()
         async with opened([cluster.members[0].endpoint], total_s=30) as woken:
             end = await put_surely(woken, "k", b"end")
-        values = [changes.events[0].now.value for changes in await history(other, "k", item.mod_revision, end) if changes.events[0].now]
+        values = [
+            changes.events[0].now.value
+            for changes in await history(other, "k", item.mod_revision, end)
+            if changes.events[0].now
+        ]
         assert values[:2] == [b"old", b"theirs"]
         assert b"mine" not in values

@@ -51,23 +51,34 @@ class Led:
 async def led(own_etcd: EtcdProcess) -> AsyncIterator[Led]:
     """A store with two addresses of one member."""
     async with AsyncExitStack() as stack:
-        proxies = tuple([await stack.enter_async_context(proxied(own_etcd.client_port)) for _ in range(2)])
+        proxies = tuple(
+            [await stack.enter_async_context(proxied(own_etcd.client_port)) for _ in range(2)]
+        )
         store = EtcdStore([each.endpoint for each in proxies], total_s=2)
         yield Led(store, proxies)
         await store.close()
 
 
-async def test_a_change_is_not_made_in_another_etcd_cluster(led: Led, other_etcd: EtcdProcess, own_etcd: EtcdProcess) -> None:
+async def test_a_change_is_not_made_in_another_etcd_cluster(
+    led: Led, other_etcd: EtcdProcess, own_etcd: EtcdProcess
+) -> None:
     begin = await led.store.put("w/0", b"here")
     follower = Follower(led.store, "w/", begin)
     await follower.reaches(begin)
     for at in range(2):
         await led.lead_to(other_etcd.client_port, at)
-    with pytest.raises(WrongCoordinationStore, match=r"belongs to the etcd cluster [0-9a-f]+, and this process uses [0-9a-f]+") as refused:
+    with pytest.raises(
+        WrongCoordinationStore,
+        match=r"belongs to the etcd cluster [0-9a-f]+, and this process uses [0-9a-f]+",
+    ) as refused:
         while True:
-            with contextlib.suppress(CoordinationUnknown):  # the connection that is led away may end with the change under way
+            with contextlib.suppress(
+                CoordinationUnknown
+            ):  # the connection that is led away may end with the change under way
                 await led.store.put("w/1", b"there")
-    assert isinstance(refused.value, CoordinationUnavailable)  # certainly not made: the caller may repeat it
+    assert isinstance(
+        refused.value, CoordinationUnavailable
+    )  # certainly not made: the caller may repeat it
     with pytest.raises(WrongCoordinationStore, match="correct etcd's addresses"):
         await led.store.get("w/0")
     elsewhere = EtcdStore([other_etcd.endpoint])
@@ -81,7 +92,9 @@ async def test_a_change_is_not_made_in_another_etcd_cluster(led: Led, other_etcd
     await follower.stop()
 
 
-async def test_one_address_of_another_etcd_cluster_is_not_used(led: Led, other_etcd: EtcdProcess) -> None:
+async def test_one_address_of_another_etcd_cluster_is_not_used(
+    led: Led, other_etcd: EtcdProcess
+) -> None:
     await led.store.put("k", b"1")
     await led.lead_to(other_etcd.client_port)
     assert await put_surely(led.store, "k", b"2") > 0
@@ -146,7 +159,9 @@ async def changing() -> AsyncIterator[str]:
 
 async def test_an_answer_of_another_etcd_cluster_is_not_taken(changing: str) -> None:
     store = EtcdStore([changing], total_s=0.2)
-    with pytest.raises(CoordinationUnknown, match="belongs to the etcd cluster 2, and this process uses 1"):
+    with pytest.raises(
+        CoordinationUnknown, match="belongs to the etcd cluster 2, and this process uses 1"
+    ):
         await store.put("k", b"1")
     with pytest.raises(WrongCoordinationStore, match="correct etcd's addresses"):
         await store.get("k")

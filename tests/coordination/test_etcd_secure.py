@@ -20,7 +20,12 @@ from qmq_coordination.etcd.store import EtcdStore
 from support import eventually, needs
 from support.stores import Follower, proxied, put_surely
 
-from qmq.errors import CoordinationError, CoordinationTlsFailed, CoordinationUnavailable, InvalidArgument
+from qmq.errors import (
+    CoordinationError,
+    CoordinationTlsFailed,
+    CoordinationUnavailable,
+    InvalidArgument,
+)
 from qmq.security.certificates import create_authority, issue
 from qmq.security.tls import LOOK_S
 
@@ -37,14 +42,26 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.ca = folder / f"{name}.pem"
-        self.ca.write_bytes(self._sign(self._name, self._key.public_key(), is_ca=True).public_bytes(serialization.Encoding.PEM))
+        self.ca.write_bytes(
+            self._sign(self._name, self._key.public_key(), is_ca=True).public_bytes(
+                serialization.Encoding.PEM
+            )
+        )
 
-    def _sign(self, name: x509.Name, public: ec.EllipticCurvePublicKey, *, is_ca: bool) -> x509.Certificate:
+    def _sign(
+        self, name: x509.Name, public: ec.EllipticCurvePublicKey, *, is_ca: bool
+    ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder(self._name, name, public, x509.random_serial_number(), now - DAY, now + DAY)
-        builder = builder.add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        builder = x509.CertificateBuilder(
+            self._name, name, public, x509.random_serial_number(), now - DAY, now + DAY
+        )
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=is_ca, path_length=None), critical=True
+        )
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        return builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(self._key, hashes.SHA256())
+        return builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(
+            self._key, hashes.SHA256()
+        )
 
     def issue(self, name: str) -> tuple[Path, Path]:
         """A certificate and its key, as files."""
@@ -53,7 +70,11 @@ class Authority:
         certificate = self._sign(x509.Name([]), key.public_key(), is_ca=False)
         cert_path, key_path = self._folder / f"{name}.crt", self._folder / f"{name}.key"
         cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        encoding = (
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         key_path.write_bytes(key.private_bytes(*encoding))
         return cert_path, key_path
 
@@ -83,7 +104,9 @@ def auth_server(own_etcd: EtcdProcess) -> EtcdProcess:
     return own_etcd
 
 
-async def test_with_a_certificate_of_the_right_authority_everything_works(tls_server: EtcdProcess, authority: Authority) -> None:
+async def test_with_a_certificate_of_the_right_authority_everything_works(
+    tls_server: EtcdProcess, authority: Authority
+) -> None:
     cert, key = authority.issue("client")
     store = EtcdStore([tls_server.endpoint], tls=EtcdTls(authority.ca, cert, key))
     start = await store.put("k", b"v")
@@ -123,7 +146,10 @@ async def test_an_untrusted_certificate_is_reported_with_the_option_to_check(
             EtcdStore([tls_server.endpoint], tls=EtcdTls(authority.ca), total_s=1),
             "wants a client certificate, and there is none: set --etcd-cert",
         ),
-        (EtcdStore([tls_server.endpoint], tls=EtcdTls(authority.ca, cert, key), total_s=1), "refuses our certificate: --etcd-cert"),
+        (
+            EtcdStore([tls_server.endpoint], tls=EtcdTls(authority.ca, cert, key), total_s=1),
+            "refuses our certificate: --etcd-cert",
+        ),
         (
             EtcdStore([tls_server.endpoint], tls=EtcdTls(stranger.ca), total_s=1),
             "not trusted .unable to get local issuer certificate.: --etcd-ca",
@@ -142,13 +168,22 @@ def test_a_certificate_that_would_not_be_shown_is_refused(authority: Authority) 
         EtcdStore(["https://localhost:2379"], tls=EtcdTls(None, cert, key))
 
 
-async def test_a_member_whose_certificate_is_for_another_name_is_not_trusted(tmp_path: Path) -> None:
+async def test_a_member_whose_certificate_is_for_another_name_is_not_trusted(
+    tmp_path: Path,
+) -> None:
     needs.need_etcd()
     create_authority(tmp_path)
-    member, own = issue(tmp_path, "etcd", "node", ["elsewhere.example"]), issue(tmp_path, "broker", "node")
-    server = EtcdProcess(tmp_path / "data", tls=ServerTls(tmp_path / "ca.pem", member.cert, member.key))
+    member, own = (
+        issue(tmp_path, "etcd", "node", ["elsewhere.example"]),
+        issue(tmp_path, "broker", "node"),
+    )
+    server = EtcdProcess(
+        tmp_path / "data", tls=ServerTls(tmp_path / "ca.pem", member.cert, member.key)
+    )
     server.start()
-    store = EtcdStore([server.endpoint], tls=EtcdTls(tmp_path / "ca.pem", own.cert, own.key), total_s=1)
+    store = EtcdStore(
+        [server.endpoint], tls=EtcdTls(tmp_path / "ca.pem", own.cert, own.key), total_s=1
+    )
     try:
         with pytest.raises(CoordinationTlsFailed, match="not for the address that is asked"):
             await store.get("k")
@@ -189,7 +224,9 @@ async def test_a_missing_user_name_is_named_in_the_error(auth_server: EtcdProces
 
 
 async def test_what_the_role_does_not_allow_is_denied(auth_server: EtcdProcess) -> None:
-    store = EtcdStore([auth_server.endpoint], user="broker", password="secret", namespace="/others/")
+    store = EtcdStore(
+        [auth_server.endpoint], user="broker", password="secret", namespace="/others/"
+    )
     with pytest.raises(CoordinationError, match="denies"):
         await store.put("k", b"")
     with pytest.raises(CoordinationError, match="denies"):
@@ -205,7 +242,9 @@ async def test_a_needless_user_name_does_no_harm(own_etcd: EtcdProcess) -> None:
     await store.close()
 
 
-async def test_tokens_that_a_restart_made_invalid_are_renewed_and_a_watch_continues(auth_server: EtcdProcess) -> None:
+async def test_tokens_that_a_restart_made_invalid_are_renewed_and_a_watch_continues(
+    auth_server: EtcdProcess,
+) -> None:
     store = EtcdStore([auth_server.endpoint], user="broker", password="secret", namespace="/qmq/")
     start = await store.put("k", b"0")
     follower = Follower(store, "k", start)
@@ -214,19 +253,30 @@ async def test_tokens_that_a_restart_made_invalid_are_renewed_and_a_watch_contin
         auth_server.kill()
         auth_server.spawn()
         await asyncio.to_thread(auth_server.wait_healthy)
-        await asyncio.gather(*[put_surely(store, f"other/{turn}/{number}", b"") for number in range(10)])
+        await asyncio.gather(
+            *[put_surely(store, f"other/{turn}/{number}", b"") for number in range(10)]
+        )
         end = await put_surely(store, "k", b"%d" % turn)
         await follower.reaches(end)
-    assert [changes.events[0].now.value for changes in follower.found if changes.events[0].now] == [b"0", b"0", b"1", b"2"]
+    assert [changes.events[0].now.value for changes in follower.found if changes.events[0].now] == [
+        b"0",
+        b"0",
+        b"1",
+        b"2",
+    ]
     await follower.stop()
     await store.close()
 
 
-async def test_a_watch_that_is_opened_with_an_old_token_gets_a_new_one(auth_server: EtcdProcess) -> None:
+async def test_a_watch_that_is_opened_with_an_old_token_gets_a_new_one(
+    auth_server: EtcdProcess,
+) -> None:
     """The watch meets the invalid token first: no call has renewed it."""
     async with proxied(auth_server.client_port) as proxy:
         store = EtcdStore([proxy.endpoint], user="broker", password="secret", namespace="/qmq/")
-        other = EtcdStore([auth_server.endpoint], user="broker", password="secret", namespace="/qmq/")
+        other = EtcdStore(
+            [auth_server.endpoint], user="broker", password="secret", namespace="/qmq/"
+        )
         start = await store.put("k", b"0")
         auth_server.kill()
         auth_server.spawn()
@@ -244,7 +294,9 @@ async def test_an_etcd_from_a_container_keeps_the_contract() -> None:
     from testcontainers.core.container import DockerContainer
 
     command = "etcd --listen-client-urls http://0.0.0.0:2379 --advertise-client-urls http://127.0.0.1:2379"
-    container = DockerContainer("quay.io/coreos/etcd:v3.6.4").with_command(command).with_exposed_ports(2379)
+    container = (
+        DockerContainer("quay.io/coreos/etcd:v3.6.4").with_command(command).with_exposed_ports(2379)
+    )
     await asyncio.to_thread(container.start)
     try:
         address = f"{container.get_container_host_ip()}:{container.get_exposed_port(2379)}"
@@ -260,11 +312,15 @@ async def test_an_etcd_from_a_container_keeps_the_contract() -> None:
         await asyncio.to_thread(container.stop)
 
 
-async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_touch(tmp_path: Path) -> None:
+async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_touch(
+    tmp_path: Path,
+) -> None:
     needs.need_etcd()
     create_authority(tmp_path)
     member = issue(tmp_path, "etcd", "node", ["localhost", "127.0.0.1"])
-    server = EtcdProcess(tmp_path / "data", tls=ServerTls(tmp_path / "ca.pem", member.cert, member.key))
+    server = EtcdProcess(
+        tmp_path / "data", tls=ServerTls(tmp_path / "ca.pem", member.cert, member.key)
+    )
 
     def store(name: str) -> EtcdStore:
         paper = issue(tmp_path, name, "app")
@@ -281,7 +337,12 @@ async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_to
         assert await broker.keep_alive(lease) > 0
         await broker.revoke(lease)
         assert [each.key for each in (await broker.list("/qmq/")).items] == ["/qmq/subjects/s"]
-        for denied in (broker.put("/other", b"1"), broker.list("/"), stranger.get("/qmq/subjects/s"), stranger.put("/qmq/x", b"1")):
+        for denied in (
+            broker.put("/other", b"1"),
+            broker.list("/"),
+            stranger.get("/qmq/subjects/s"),
+            stranger.put("/qmq/x", b"1"),
+        ):
             with pytest.raises(CoordinationError, match="permission denied"):
                 await denied
         for name in (broker, stranger):
@@ -294,12 +355,16 @@ async def test_once_protected_a_certificate_decides_which_keys_its_holder_may_to
         server.stop()
 
 
-async def test_renewed_certificates_are_used_without_a_restart(tls_server: EtcdProcess, authority: Authority, tmp_path: Path) -> None:
+async def test_renewed_certificates_are_used_without_a_restart(
+    tls_server: EtcdProcess, authority: Authority, tmp_path: Path
+) -> None:
     cert, key = authority.issue("client")
     looks = count(0.0, LOOK_S)  # it is time for the next look whenever it asks
     async with proxied(tls_server.client_port) as proxy:
         address = f"https://127.0.0.1:{proxy.port}"
-        store = EtcdStore([address], tls=EtcdTls(authority.ca, cert, key), monotonic_s=lambda: next(looks))
+        store = EtcdStore(
+            [address], tls=EtcdTls(authority.ca, cert, key), monotonic_s=lambda: next(looks)
+        )
         start = await store.put("k", b"before")
         follower = Follower(store, "k", start)
         await follower.reaches(start)

@@ -46,14 +46,31 @@ def test_an_endpoint_is_read(text: str, has_tls_files: bool, expected: EtcdEndpo
     assert parse_endpoint(text, has_tls_files=has_tls_files) == expected
 
 
-@pytest.mark.parametrize("text", ["", "etcd", "etcd:", ":2379", "etcd:0", "etcd:65536", "etcd:http", "ftp://etcd:1", "http://etcd"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "etcd",
+        "etcd:",
+        ":2379",
+        "etcd:0",
+        "etcd:65536",
+        "etcd:http",
+        "ftp://etcd:1",
+        "http://etcd",
+    ],
+)
 def test_a_wrong_endpoint_is_refused_when_it_is_given(text: str) -> None:
     with pytest.raises(InvalidArgument):
         EtcdStore([text])
 
 
 def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
-    for endpoints, files in ((["http://e:1"], {"ca": tmp_path}), (["e:1"], {"cert": tmp_path}), ([], {})):
+    for endpoints, files in (
+        (["http://e:1"], {"ca": tmp_path}),
+        (["e:1"], {"cert": tmp_path}),
+        ([], {}),
+    ):
         with pytest.raises(InvalidArgument):
             EtcdStore(endpoints, tls=EtcdTls(**files))
 
@@ -74,7 +91,11 @@ def test_many_calls_that_fail_together_move_on_by_one() -> None:
 @pytest.mark.parametrize(
     ("code", "details", "expected"),
     [
-        (CODE.UNAVAILABLE, "failed to connect to all addresses; last error: refused", CallVerdict.NOT_DONE),
+        (
+            CODE.UNAVAILABLE,
+            "failed to connect to all addresses; last error: refused",
+            CallVerdict.NOT_DONE,
+        ),
         (CODE.UNAVAILABLE, "DNS resolution failed for etcd-0:2379", CallVerdict.NOT_DONE),
         (CODE.UNAVAILABLE, "etcdserver: no leader", CallVerdict.NOT_DONE),
         (CODE.RESOURCE_EXHAUSTED, "etcdserver: too many requests", CallVerdict.NOT_DONE),
@@ -82,12 +103,24 @@ def test_many_calls_that_fail_together_move_on_by_one() -> None:
         (CODE.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", CallVerdict.OLD_TOKEN),
         (CODE.NOT_FOUND, "etcdserver: requested lease not found", CallVerdict.REFUSED),
         (CODE.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", CallVerdict.REFUSED),
-        (CODE.RESOURCE_EXHAUSTED, "grpc: received message larger than max (9 vs. 8)", CallVerdict.REFUSED),
+        (
+            CODE.RESOURCE_EXHAUSTED,
+            "grpc: received message larger than max (9 vs. 8)",
+            CallVerdict.REFUSED,
+        ),
         (CODE.UNIMPLEMENTED, "unknown service etcdserverpb.KV", CallVerdict.REFUSED),
-        (CODE.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (9 vs. 8)", CallVerdict.UNKNOWN),
+        (
+            CODE.RESOURCE_EXHAUSTED,
+            "CLIENT: Received message larger than max (9 vs. 8)",
+            CallVerdict.UNKNOWN,
+        ),
         (CODE.PERMISSION_DENIED, "Received http2 header with status: 403", CallVerdict.UNKNOWN),
         (CODE.UNAVAILABLE, "etcdserver: request timed out", CallVerdict.UNKNOWN),
-        (CODE.UNAVAILABLE, "etcdserver: request timed out, possibly due to previous leader failure", CallVerdict.UNKNOWN),
+        (
+            CODE.UNAVAILABLE,
+            "etcdserver: request timed out, possibly due to previous leader failure",
+            CallVerdict.UNKNOWN,
+        ),
         (CODE.UNAVAILABLE, "etcdserver: leader changed", CallVerdict.UNKNOWN),
         (CODE.UNAVAILABLE, "etcdserver: server stopped", CallVerdict.UNKNOWN),
         (CODE.UNAVAILABLE, "Socket closed", CallVerdict.UNKNOWN),
@@ -97,7 +130,9 @@ def test_many_calls_that_fail_together_move_on_by_one() -> None:
         (CODE.INTERNAL, "", CallVerdict.UNKNOWN),
     ],
 )
-def test_only_certain_failures_are_reported_as_certain(code: grpc.StatusCode, details: str, expected: CallVerdict) -> None:
+def test_only_certain_failures_are_reported_as_certain(
+    code: grpc.StatusCode, details: str, expected: CallVerdict
+) -> None:
     assert verdict(code, details) is expected
 
 
@@ -109,7 +144,15 @@ def test_refusals_become_our_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "end"), [(b"a", b"b"), (b"a/", b"a0"), (b"a\xff", b"b"), (b"", b"\0"), (b"\xff\xff", b"\0"), ("☃".encode(), b"\xe2\x98\x84")]
+    ("prefix", "end"),
+    [
+        (b"a", b"b"),
+        (b"a/", b"a0"),
+        (b"a\xff", b"b"),
+        (b"", b"\0"),
+        (b"\xff\xff", b"\0"),
+        ("☃".encode(), b"\xe2\x98\x84"),
+    ],
 )
 def test_a_prefix_ends_before_the_next_one(prefix: bytes, end: bytes) -> None:
     assert range_end(prefix) == end
@@ -121,7 +164,9 @@ def test_keys_go_out_with_the_namespace_and_come_back_without() -> None:
     assert converter.span("", is_prefix=True) == (b"/ns/", b"/ns0")
     assert converter.span("k", is_prefix=False) == (b"/ns/k", b"")
     assert Converter("").span("", is_prefix=True) == (b"\0", b"\0")
-    kv = pb.KeyValue(key=b"/ns/k", value=b"v", create_revision=2, mod_revision=3, version=2, lease=9)
+    kv = pb.KeyValue(
+        key=b"/ns/k", value=b"v", create_revision=2, mod_revision=3, version=2, lease=9
+    )
     item = KeyValue("k", b"v", 2, 3, 2, LeaseId(9))
     assert converter.item(kv) == item
     assert converter.event(pb.Event(type=pb.Event.PUT, kv=kv)) == WatchEvent("k", 3, item)
@@ -140,9 +185,15 @@ def test_comparisons_and_operations_become_etcds() -> None:
     # 0 must go out as a value that is set: etcd's server compares with what the oneof holds.
     assert converter.compare(Compare("k", CompareTarget.CREATE, "=", 0)).HasField("create_revision")
     assert converter.compare(Compare("k", CompareTarget.VERSION, ">", 0)).HasField("version")
-    assert converter.operation(Put("k", b"v", LeaseId(3))).request_put == pb.PutRequest(key=b"nk", value=b"v", lease=3)
-    assert converter.operation(Get("k", True)).request_range == pb.RangeRequest(key=b"nk", range_end=b"nl")
-    assert converter.operation(Delete("k")).request_delete_range == pb.DeleteRangeRequest(key=b"nk", prev_kv=True)
+    assert converter.operation(Put("k", b"v", LeaseId(3))).request_put == pb.PutRequest(
+        key=b"nk", value=b"v", lease=3
+    )
+    assert converter.operation(Get("k", True)).request_range == pb.RangeRequest(
+        key=b"nk", range_end=b"nl"
+    )
+    assert converter.operation(Delete("k")).request_delete_range == pb.DeleteRangeRequest(
+        key=b"nk", prev_kv=True
+    )
     assert converter.result(pb.ResponseOp(response_put=pb.PutResponse())) == ()
 
 
@@ -152,7 +203,9 @@ def event(revision: int, key: str = "k") -> WatchEvent:
 
 def test_a_revision_cut_into_fragments_is_given_out_whole() -> None:
     revisions = WholeRevisions(5)
-    assert revisions.feed([event(5), event(6, "a")], has_more=True) == [WatchedChanges(Revision(5), (event(5),))]
+    assert revisions.feed([event(5), event(6, "a")], has_more=True) == [
+        WatchedChanges(Revision(5), (event(5),))
+    ]
     assert revisions.next_revision == 6
     assert revisions.feed([event(6, "b")], has_more=True) == []
     assert revisions.feed([event(6, "c"), event(9)], has_more=False) == [
@@ -179,7 +232,9 @@ def test_the_named_binary_is_taken_first(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert find_binary() == tmp_path / "mine"
 
 
-def test_a_binary_on_the_path_is_taken_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_binary_on_the_path_is_taken_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     binary = tmp_path / "etcd"
     binary.write_bytes(b"\x7fELF")
     binary.chmod(0o755)

@@ -42,9 +42,24 @@ def test_hazard_11_values_keep_numbers_of_any_width(number: int) -> None:
     part = PhysicalPartition(number, LpRange(0, 10), "g")
     for value in (
         Route(number, 10, number + 1, (part,)),
-        Change("id", ChangeKind.MOVE, number, (number,), (part,), Phase.SEALED, {number: number, 1: FENCED}, "why", {"sealed": number}),
+        Change(
+            "id",
+            ChangeKind.MOVE,
+            number,
+            (number,),
+            (part,),
+            Phase.SEALED,
+            {number: number, 1: FENCED},
+            "why",
+            {"sealed": number},
+        ),
         GroupRecord(
-            Frontier((FrontierPiece(LpRange(0, 5), number), FrontierPiece(LpRange(5, 10), number + 1))), Gate.STRICT, "latest", False
+            Frontier(
+                (FrontierPiece(LpRange(0, 5), number), FrontierPiece(LpRange(5, 10), number + 1))
+            ),
+            Gate.STRICT,
+            "latest",
+            False,
         ),
         Assignment(number, ((Lane(number, LpRange(0, 10), "g", number), "x"),)),
         Fence("id", number),
@@ -57,7 +72,19 @@ def test_keys_are_apart_where_one_name_begins_with_another() -> None:
     assert not group_record_key("ab", "g").startswith(groups_prefix("a"))
     assert not member_key("s", "gh", "x").startswith(member_key("s", "g", ""))
     assert member_key("s", "g", "x").startswith(member_key("s", "g", ""))
-    assert len({LEADER, policy_key("s"), decision_key("s"), latest_key("s"), assignment_key("s", "g"), groups_prefix("s")}) == 6
+    assert (
+        len(
+            {
+                LEADER,
+                policy_key("s"),
+                decision_key("s"),
+                latest_key("s"),
+                assignment_key("s", "g"),
+                groups_prefix("s"),
+            }
+        )
+        == 6
+    )
 
 
 def item(key: str, value: bytes) -> KeyValue:
@@ -65,13 +92,23 @@ def item(key: str, value: bytes) -> KeyValue:
 
 
 def route(version: int, *parts: tuple[int, int, int, str]) -> KeyValue:
-    partitions = tuple(PhysicalPartition(number, LpRange(first, end), group) for number, first, end, group in parts)
+    partitions = tuple(
+        PhysicalPartition(number, LpRange(first, end), group) for number, first, end, group in parts
+    )
     return item(route_key("s", version), Route(version, 10, 9, partitions).encode())
 
 
 def change(to_version: int, phase: Phase, sealed: dict[int, int]) -> KeyValue:
     target = PhysicalPartition(to_version + 1, LpRange(0, 5), "c")
-    found = Change(f"c{to_version}", ChangeKind.MOVE, to_version, tuple(sealed) or (1,), (target,), phase, sealed)
+    found = Change(
+        f"c{to_version}",
+        ChangeKind.MOVE,
+        to_version,
+        tuple(sealed) or (1,),
+        (target,),
+        phase,
+        sealed,
+    )
     return item(change_key("s", to_version), found.encode())
 
 
@@ -84,7 +121,10 @@ def state() -> OrderedState:
             route(2, (3, 0, 5, "c"), (2, 5, 10, "b")),
             change(2, Phase.DONE, {1: FENCED}),
             item(latest_key("s"), b"2"),
-            item(group_record_key("s", "g"), GroupRecord(Frontier((FrontierPiece(LpRange(0, 10), 1),))).encode()),
+            item(
+                group_record_key("s", "g"),
+                GroupRecord(Frontier((FrontierPiece(LpRange(0, 10), 1),))).encode(),
+            ),
             item(policy_key("s"), b"{}"),
         ],
     )
@@ -116,11 +156,23 @@ def test_a_partition_is_fenced_until_its_seal_is_known(state: OrderedState) -> N
 
 
 def test_only_a_prepared_or_sealed_change_is_under_way(state: OrderedState) -> None:
-    for phase, is_under_way in ((Phase.PREPARED, True), (Phase.SEALED, True), (Phase.PUBLISHED, False), (Phase.DONE, False)):
+    for phase, is_under_way in (
+        (Phase.PREPARED, True),
+        (Phase.SEALED, True),
+        (Phase.PUBLISHED, False),
+        (Phase.DONE, False),
+    ):
         state.put(change(3, phase, {}))
         assert (state.pending is not None) == is_under_way
 
 
 def test_every_key_lies_where_the_view_looks_for_it() -> None:
-    for key in (route_key("s", 1), change_key("s", 1), latest_key("s"), policy_key("s"), decision_key("s"), group_record_key("s", "g")):
+    for key in (
+        route_key("s", 1),
+        change_key("s", 1),
+        latest_key("s"),
+        policy_key("s"),
+        decision_key("s"),
+        group_record_key("s", "g"),
+    ):
         assert key.startswith(f"{ROUTES}s/")

@@ -51,7 +51,9 @@ def lossy(store: CoordinationStore, *, is_done: bool, others: list[Put | Delete]
         ("absent", False, [Put("other", b"theirs")], TxnFate.NOT_YET),
     ],
 )
-async def test_what_can_be_concluded_from_reading_back(guard: str, is_done: bool, others: list[Put | Delete], fate: TxnFate | None) -> None:
+async def test_what_can_be_concluded_from_reading_back(
+    guard: str, is_done: bool, others: list[Put | Delete], fate: TxnFate | None
+) -> None:
     store = EmbeddedStore()
     await store.put("k", b"old")
     item = await store.get("k")
@@ -93,8 +95,12 @@ async def test_a_compacted_history_is_not_guessed() -> None:
 async def test_an_answered_transaction_needs_no_reading_back() -> None:
     store = EmbeddedStore()
     proof = Put("k", b"mine")
-    assert await txn_decided(store, [absent("k")], [proof], proof=proof) == TxnDecision(TxnFate.DONE, 2)
-    assert await txn_decided(store, [absent("k")], [proof], proof=proof) == TxnDecision(TxnFate.NOT_DONE, 2)
+    assert await txn_decided(store, [absent("k")], [proof], proof=proof) == TxnDecision(
+        TxnFate.DONE, 2
+    )
+    assert await txn_decided(store, [absent("k")], [proof], proof=proof) == TxnDecision(
+        TxnFate.NOT_DONE, 2
+    )
     with pytest.raises(InvalidArgument):
         await txn_decided(store, [], [Delete("k")], proof=proof)
     await store.close()

@@ -109,7 +109,10 @@ class Cell:
         """Whether this outcome is allowed: the outcome in the table, or a better one where the outcome depends on which replica becomes
         master.
         """
-        is_found_by_masters = self.kind in (Kind.CONSUME, Kind.SCHEDULE, Kind.DISPATCH) and self.damage is not Damage.CUT
+        is_found_by_masters = (
+            self.kind in (Kind.CONSUME, Kind.SCHEDULE, Kind.DISPATCH)
+            and self.damage is not Damage.CUT
+        )
         depends = is_found_by_masters or self.damage is Damage.CUT_TAIL
         return end is self.end or (end is End.WHOLE and depends and self.replicas < REPLICAS)
 
@@ -120,7 +123,15 @@ class Cell:
 
 
 REPLICAS: Final = 3
-_W, _R, _P, _S, _B, _N, _T = End.WHOLE, End.REFUSED, End.PARTLY, End.SHORT, End.REBUILT, End.REPORTED, End.ELSEWHERE
+_W, _R, _P, _S, _B, _N, _T = (
+    End.WHOLE,
+    End.REFUSED,
+    End.PARTLY,
+    End.SHORT,
+    End.REBUILT,
+    End.REPORTED,
+    End.ELSEWHERE,
+)
 ENDS: Final[dict[tuple[Kind, Damage], tuple[End, End, End]]] = {
     (Kind.MESSAGES, Damage.FLIP): (_W, _W, _P),
     (Kind.MESSAGES, Damage.CUT): (_R, _R, _R),
@@ -297,7 +308,12 @@ LOGS: Final = (Kind.MESSAGES, Kind.ACTIONS)
 
 def files_of(kind: Kind, data: Path) -> list[Path]:
     """A replica's files of a kind that have content, oldest first."""
-    return [path for pattern in _PATTERNS[kind] for path in sorted(data.glob(pattern)) if path.stat().st_size]
+    return [
+        path
+        for pattern in _PATTERNS[kind]
+        for path in sorted(data.glob(pattern))
+        if path.stat().st_size
+    ]
 
 
 def common_sizes(kind: Kind, folders: Sequence[Path]) -> dict[str, int]:
@@ -362,7 +378,11 @@ def _spoil(path: Path, at: int, platter: Platter) -> None:
     platter.blocks.spoil(path, at)
 
 
-_DO: Final[dict[Damage, Callable[[Path, int, Platter], None]]] = {Damage.FLIP: _flip, Damage.CUT: cut, Damage.UNREADABLE: _spoil}
+_DO: Final[dict[Damage, Callable[[Path, int, Platter], None]]] = {
+    Damage.FLIP: _flip,
+    Damage.CUT: cut,
+    Damage.UNREADABLE: _spoil,
+}
 
 
 def _forget_boot(data: Path) -> None:

@@ -24,7 +24,21 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from damage.cells import LOGS, REPLICAS, Beside, Cell, Damage, End, FailingDisk, Kind, Platter, cells, common_sizes, files_of, harm
+from damage.cells import (
+    LOGS,
+    REPLICAS,
+    Beside,
+    Cell,
+    Damage,
+    End,
+    FailingDisk,
+    Kind,
+    Platter,
+    cells,
+    common_sizes,
+    files_of,
+    harm,
+)
 from support import forms
 
 import qmq
@@ -77,7 +91,9 @@ class Run:
         self.cluster = cluster
         self.platters = platters
         self.group = DELAY if cell.kind.is_of_delay_group else "group-1"
-        self.folders = {name: self._machine(name).node.config.data for name in cluster.groups[self.group]}  # type: ignore[union-attr]
+        self.folders = {
+            name: self._machine(name).node.config.data for name in cluster.groups[self.group]
+        }  # type: ignore[union-attr]
         self.flushed: set[bytes] = set()
         self.loose: set[bytes] = set()
         self.refusals: dict[str, str] = {}
@@ -104,10 +120,14 @@ class Run:
         for number in range(OLD, OLD + NEW):
             await self._send(mq, number, "flushed", minutes=30)
         await self._consume(mq, "before-0", 3)
-        assert await self._until(self._have_flushed)  # a later flush would flush the loose messages, too
+        assert await self._until(
+            self._have_flushed
+        )  # a later flush would flush the loose messages, too
         for number in range(OLD + NEW, OLD + NEW + LOOSE):
             await self._send(mq, number, "quorum", minutes=30)
-        assert await self._until(self._have_same_sizes)  # or a replica that lags would not have the damaged entry
+        assert await self._until(
+            self._have_same_sizes
+        )  # or a replica that lags would not have the damaged entry
 
     async def _send(self, mq: qmq.Client, number: int, acks: str, *, minutes: int) -> None:
         body = b"%06d" % number + bytes(SIZE)
@@ -131,13 +151,24 @@ class Run:
 
     async def _have_flushed(self) -> bool:
         """Whether no replica has a flush before it that a message asked for."""
-        stores = [node.broker.store for name in self.folders if (node := self._machine(name).node) is not None]
-        return min(each.flushed_index for each in stores) >= max(each.flush_wanted for each in stores)
+        stores = [
+            node.broker.store
+            for name in self.folders
+            if (node := self._machine(name).node) is not None
+        ]
+        return min(each.flushed_index for each in stores) >= max(
+            each.flush_wanted for each in stores
+        )
 
     async def _have_same_sizes(self) -> bool:
         """Whether the logs are of the same size on all replicas."""
-        logs = [[path for kind in LOGS for path in files_of(kind, folder)] for folder in self.folders.values()]
-        return len({repr([(path.name, path.stat().st_size) for path in each]) for each in logs}) == 1
+        logs = [
+            [path for kind in LOGS for path in files_of(kind, folder)]
+            for folder in self.folders.values()
+        ]
+        return (
+            len({repr([(path.name, path.stat().st_size) for path in each]) for each in logs}) == 1
+        )
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], passing_s: int = 0) -> bool:
         """Wait for a state. Between two looks `passing_s` pass in the cluster. False if the state never comes."""
@@ -165,7 +196,9 @@ class Run:
                 shutil.copytree(self.folders[name], _copy_of(self.folders[name]))
                 harm(self.cell, self.folders[name], self.platters[name], sizes)
             await self._start(harmed)
-        again = [name for name in self.cluster.groups[self.group] if not self._machine(name).is_running]
+        again = [
+            name for name in self.cluster.groups[self.group] if not self._machine(name).is_running
+        ]
         if again:  # as a supervisor does: now all peers are there
             self.refusals.clear()
             await self._start(again)
@@ -183,7 +216,9 @@ class Run:
 
     async def _start(self, names: list[str]) -> None:
         """Start the replicas together, because they repair each other's damage."""
-        ended = await asyncio.gather(*[self.cluster.restart(name) for name in names], return_exceptions=True)
+        ended = await asyncio.gather(
+            *[self.cluster.restart(name) for name in names], return_exceptions=True
+        )
         for name, failure in zip(names, ended, strict=True):
             if isinstance(failure, LogDamaged):
                 self.refusals[name] = str(failure)
@@ -290,7 +325,11 @@ class Run:
     def _note_stops(self) -> None:
         """Replicas that stopped because of damage, or of a block that could not be written in part, are like those that did not start."""
         for name in self.folders:
-            for failure in [each for each in self.cluster.failures if each.startswith(name) and ("E401" in each or EIO in each)]:
+            for failure in [
+                each
+                for each in self.cluster.failures
+                if each.startswith(name) and ("E401" in each or EIO in each)
+            ]:
                 self.refusals[name] = failure
                 self.cluster.failures.remove(failure)
 
@@ -327,7 +366,9 @@ class Run:
             if got:
                 await got.ack_sync()
             self._assert_majority()
-            return self.flushed | self.loose <= seen or (not got and await self._is_at_the_end(mq, group))
+            return self.flushed | self.loose <= seen or (
+                not got and await self._is_at_the_end(mq, group)
+            )
 
         async with mq.consumer(SUBJECT, group, ack="explicit") as consumer:
             await self._until(has_read)
@@ -339,12 +380,19 @@ class Run:
             found = await mq.metadata.describe_groups(SUBJECT, group)
         except QmqError:
             return False
-        return bool(found) and not found.silent and not any(each.waiting or each.unacked or each.requeued for each in found)
+        return (
+            bool(found)
+            and not found.silent
+            and not any(each.waiting or each.unacked or each.requeued for each in found)
+        )
 
     async def _read_behind(self, found: Found) -> set[bytes]:
         """The messages after the one that cannot be read: an operator skips that message, as the error says."""
         mq = self.cluster.client()
-        behind, group = int(found.refused_reads.pop().rpartition("--to ")[2]), f"behind-{next(self._groups)}"
+        behind, group = (
+            int(found.refused_reads.pop().rpartition("--to ")[2]),
+            f"behind-{next(self._groups)}",
+        )
         async with mq.consumer(SUBJECT, group, ack="explicit") as consumer:
             await consumer.pull(1, timedelta(seconds=WITHIN_S))
         await mq.metadata.reset_group(SUBJECT, group, sequence=behind)
@@ -368,7 +416,11 @@ class Run:
     def logs(self, name: str) -> dict[str, bytes]:
         """A replica's log files."""
         folder = self.folders[name] / "broker"
-        return {f"{log}/{path.name}": path.read_bytes() for log in ("message", "action") for path in sorted((folder / log).glob("*.log"))}
+        return {
+            f"{log}/{path.name}": path.read_bytes()
+            for log in ("message", "action")
+            for path in sorted((folder / log).glob("*.log"))
+        }
 
 
 async def _is_over(node: ReplicaNode, damage: LogDamaged) -> bool:
@@ -389,7 +441,11 @@ async def prepared(cell: Cell) -> AsyncIterator[Run]:
     """The cluster of a cell, filled."""
     platters: dict[str, Platter] = {}
     log = LogConfig(
-        segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=KEEP_MS, flush_interval_ms=3_600_000, disk_free_bytes_min=0
+        segment_bytes=64 * KIB,
+        action_segment_bytes=64 * KIB,
+        retention_ms=KEEP_MS,
+        flush_interval_ms=3_600_000,
+        disk_free_bytes_min=0,
     )
     count = (1, 3) if cell.kind.is_of_delay_group else (3, 0)
     cluster = TestCluster(

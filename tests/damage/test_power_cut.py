@@ -23,7 +23,10 @@ from qmq.log.store import Store
 pytestmark = [
     pytest.mark.long,
     needs.mounts,
-    pytest.mark.skipif(not Path("/dev/loop-control").exists() or shutil.which("mkfs.ext4") is None, reason="no loop devices, or no ext4"),
+    pytest.mark.skipif(
+        not Path("/dev/loop-control").exists() or shutil.which("mkfs.ext4") is None,
+        reason="no loop devices, or no ext4",
+    ),
 ]
 
 SHUTDOWN: Final = 0x8004587D
@@ -56,7 +59,9 @@ def fill(store: Store, first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_what_was_flushed_survives_a_power_cut_of_a_real_file_system(tmp_path: Path, has_checkpoint: bool) -> None:
+def test_what_was_flushed_survives_a_power_cut_of_a_real_file_system(
+    tmp_path: Path, has_checkpoint: bool
+) -> None:
     image, folder = tmp_path / "image", tmp_path / "disk"
     folder.mkdir()
     with image.open("wb") as file:
@@ -86,5 +91,7 @@ def test_what_was_flushed_survives_a_power_cut_of_a_real_file_system(tmp_path: P
             store.close()
     with mounted(image, folder):
         store = open_store(folder / "store", CONFIG, ManualClock(), is_replicated=True)
-        assert flushed <= store.open_queue("s", 0).next_sequence < flushed + 30, "the cut took nothing, and so proves nothing"
+        assert flushed <= store.open_queue("s", 0).next_sequence < flushed + 30, (
+            "the cut took nothing, and so proves nothing"
+        )
         store.close()

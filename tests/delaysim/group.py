@@ -59,7 +59,9 @@ class RealTime:
             self.closed.add(name)
         return name not in self.batches
 
-    def store(self, subject: str, producer_id: int, number: int, messages: Sequence[DueMessage]) -> int | None:
+    def store(
+        self, subject: str, producer_id: int, number: int, messages: Sequence[DueMessage]
+    ) -> int | None:
         """When it was stored, now or before; None if it never will be."""
         if (producer_id, number) in self.closed:
             return None
@@ -75,7 +77,14 @@ class RealTime:
 class SimDispatcher:
     """In the place of `qmq.delay.dispatcher.dispatcher.DueDispatcher`."""
 
-    def __init__(self, world: World, loop: ProcessLoop, plan_log: StorePlanLog, real_time: RealTime, name: str) -> None:
+    def __init__(
+        self,
+        world: World,
+        loop: ProcessLoop,
+        plan_log: StorePlanLog,
+        real_time: RealTime,
+        name: str,
+    ) -> None:
         self.planned = 0
         self._world = world
         self._loop = loop
@@ -124,7 +133,11 @@ class SimDispatcher:
 
     def troubles(self) -> list[tuple[str, int, str]]:
         """See DueDispatcher."""
-        return [(subject, self.stuck(subject), "away") for subject in self._waiting if self.stuck(subject)]
+        return [
+            (subject, self.stuck(subject), "away")
+            for subject in self._waiting
+            if self.stuck(subject)
+        ]
 
     def halt(self) -> None:
         """See DueDispatcher."""
@@ -153,9 +166,14 @@ class SimDispatcher:
             queue = self._waiting.setdefault(subject, deque())
             queue.extendleft(reversed(again))
             while queue:
-                messages = [queue.popleft() for _ in range(min(len(queue), self._world.random.randrange(1, BATCH + 1)))]
+                messages = [
+                    queue.popleft()
+                    for _ in range(min(len(queue), self._world.random.randrange(1, BATCH + 1)))
+                ]
                 self._next += 1
-                plan = await self._plan_log.plan(Draft(subject, 0, "g", self._producer_id, self._next, messages))
+                plan = await self._plan_log.plan(
+                    Draft(subject, 0, "g", self._producer_id, self._next, messages)
+                )
                 if not await self._send(plan, messages, may_refuse=True):
                     queue.extendleft(reversed(messages))
         except NotMaster:
@@ -173,7 +191,9 @@ class SimDispatcher:
                 self.planned -= len(messages)
                 self._plan_log.void(plan)
                 return False
-            at = self._real_time.store(plan.subject, plan.producer_id, plan.batch_sequence, messages)
+            at = self._real_time.store(
+                plan.subject, plan.producer_id, plan.batch_sequence, messages
+            )
             if at is None:
                 self.planned -= len(messages)
                 self._plan_log.void(plan)
@@ -230,7 +250,13 @@ class Checkpoint(NamedTuple):
 class DelayGroup:
     """The log and the current master."""
 
-    def __init__(self, world: World, folder: Path, real_time: RealTime, broken: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        folder: Path,
+        real_time: RealTime,
+        broken: Callable[[str, BaseException], None],
+    ) -> None:
         self.world = world
         self.folder = folder
         self.real_time = real_time
@@ -304,7 +330,9 @@ class SimMaster:
         def dispatcher(plan_log: Any) -> SimDispatcher:
             return SimDispatcher(self.world, self.loop, plan_log, self.group.real_time, self.name)
 
-        self.engine = Engine(self.schedule, self, self, CONFIG, dispatcher, self._fatal, run=self._in_thread)
+        self.engine = Engine(
+            self.schedule, self, self, CONFIG, dispatcher, self._fatal, run=self._in_thread
+        )
         self.engine.start()
 
     def _fatal(self, cause: BaseException) -> None:
@@ -402,7 +430,10 @@ class SimMaster:
         folder = self.group.folder / f"checkpoint-{self.world.now}"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._folder, folder)
-        before, self.group.checkpoint = self.group.checkpoint, Checkpoint(msgspec.msgpack.encode(plan.state), folder)
+        before, self.group.checkpoint = (
+            self.group.checkpoint,
+            Checkpoint(msgspec.msgpack.encode(plan.state), folder),
+        )
         self.schedule.end_checkpoint(plan)
         if before is not None and before.folder != folder:
             shutil.rmtree(before.folder, ignore_errors=True)

@@ -39,7 +39,13 @@ from qmq.model import CRON, PLANNED, SCHEDULE_ID, ZONE, DelayedId, MessageId
 from qmq.wire.batch import encode
 from qmq.wire.batch_columns import BatchFlag, Columns
 
-_start, _next, _pending, _plan, _recur = Engine.start, Engine._next, Engine._pending, StorePlanLog.plan, StorePlanLog._recur
+_start, _next, _pending, _plan, _recur = (
+    Engine.start,
+    Engine._next,
+    Engine._pending,
+    StorePlanLog.plan,
+    StorePlanLog._recur,
+)
 
 
 def _forget_plans(self: Engine) -> None:
@@ -52,7 +58,9 @@ def _ask_nobody(self: EngineAdmin, place: Any) -> bool:
 
 
 def _recur_again(self: StorePlanLog, message: Any) -> None:
-    due_ms = next_run(message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms)
+    due_ms = next_run(
+        message.headers[CRON].decode(), message.headers[ZONE].decode(), message.due_ms
+    )
     self._writer.act(Recur(*message.place, due_ms))
 
 
@@ -109,16 +117,36 @@ async def _read_what_is_written(self: EngineAdmin) -> AsyncIterator[Any]:
 
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "plans of earlier masters are forgotten": (Engine, "start", _forget_plans),
-    "what the dispatcher has is cancelled without asking it": (EngineAdmin, "_is_free", _ask_nobody),
+    "what the dispatcher has is cancelled without asking it": (
+        EngineAdmin,
+        "_is_free",
+        _ask_nobody,
+    ),
     "what is shown may be undone": (EngineAdmin, "_committed_read", _read_what_is_written),
     "a run that is planned again begets another next run": (StorePlanLog, "_recur", _recur_again),
-    "the next run is reckoned from where the last one was moved to": (StorePlanLog, "_recur", _recur_from_the_due_time),
+    "the next run is reckoned from where the last one was moved to": (
+        StorePlanLog,
+        "_recur",
+        _recur_from_the_due_time,
+    ),
     "on ordered subjects what is due overtakes what is late": (Engine, "_next", _hold_nothing),
     "a plan is sent before it is committed": (StorePlanLog, "plan", _send_uncommitted),
     "a tick comes too early": (Engine, "_next", _tick_ahead),
-    "what is stored for the near future is not put into the wheel": (Engine, "_pending", _miss_what_comes),
-    "what is stored is put into the wheel twice, and nobody asks whether it left": (Engine, "_pending", _take_twice),
-    "what was cancelled while it was in the wheel is delivered": (Engine, "_pending_of", _trust_the_wheel),
+    "what is stored for the near future is not put into the wheel": (
+        Engine,
+        "_pending",
+        _miss_what_comes,
+    ),
+    "what is stored is put into the wheel twice, and nobody asks whether it left": (
+        Engine,
+        "_pending",
+        _take_twice,
+    ),
+    "what was cancelled while it was in the wheel is delivered": (
+        Engine,
+        "_pending_of",
+        _trust_the_wheel,
+    ),
 }
 
 
@@ -219,7 +247,9 @@ class Simulation:
             if self.world.now + 1_000 <= min(wish.due_times_ms):
                 self.in_time.add(wish.number)
             if subject == PLAIN and self.random.random() < 0.25:
-                delayed = DelayedId(MessageId(1, number, at), min(wish.due_times_ms), append_ms, "d1")
+                delayed = DelayedId(
+                    MessageId(1, number, at), min(wish.due_times_ms), append_ms, "d1"
+                )
                 for _ in range(self.random.choice((1, 1, 2))):
                     self.world.after(self.random.randrange(20_000), self._change, wish, delayed)
 
@@ -233,7 +263,9 @@ class Simulation:
         master = self.group.cut_off or self.group.master
         if master is None:
             return
-        master.loop.create_task((self._cancel if self.random.random() < 0.5 else self._move)(master, wish, delayed))
+        master.loop.create_task(
+            (self._cancel if self.random.random() < 0.5 else self._move)(master, wish, delayed)
+        )
         for _ in range(2):
             self.world.after(self.random.randrange(300), self._look, wish, delayed)
 
@@ -281,9 +313,17 @@ class Simulation:
         first = MessageId(1, number, 0)
         self.recurring[str(first)] = self.world.now
         if self.random.random() < 0.5:
-            self.world.after(self.random.randrange(300_000), self._stop, DelayedId(first, self.world.now, append_ms, "d1"))
+            self.world.after(
+                self.random.randrange(300_000),
+                self._stop,
+                DelayedId(first, self.world.now, append_ms, "d1"),
+            )
         for _ in range(3):
-            self.world.after(self.random.randrange(100_000), self._move_run, DelayedId(first, self.world.now, append_ms, "d1"))
+            self.world.after(
+                self.random.randrange(100_000),
+                self._move_run,
+                DelayedId(first, self.world.now, append_ms, "d1"),
+            )
 
     def _move_run(self, delayed: DelayedId) -> None:
         if self.group.master is not None and not self.is_calm:
@@ -329,20 +369,40 @@ class Simulation:
         if RAISED:
             raise RAISED[0]
         runs = [
-            (first_id(message), planned_ms(message.headers.get(PLANNED, b""), message.due_ms), message.due_ms, at)
+            (
+                first_id(message),
+                planned_ms(message.headers.get(PLANNED, b""), message.due_ms),
+                message.due_ms,
+                at,
+            )
             for _, message, at in self.real_time.stored
             if SCHEDULE_ID in message.headers
         ]
-        stored = [(subject, message, at) for subject, message, at in self.real_time.stored if SCHEDULE_ID not in message.headers]
-        sights = [Sight(int(message.body), subject, at, when) for at, (subject, message, when) in enumerate(stored)]
+        stored = [
+            (subject, message, at)
+            for subject, message, at in self.real_time.stored
+            if SCHEDULE_ID not in message.headers
+        ]
+        sights = [
+            Sight(int(message.body), subject, at, when)
+            for at, (subject, message, when) in enumerate(stored)
+        ]
         verdict = judge(self.wishes.values(), sights)
         anomalies = verdict.anomalies + out_of_order(
-            [wish for wish in self.wishes.values() if wish.number in self.in_time], [each for each in sights if each.queue == ORDERED]
+            [wish for wish in self.wishes.values() if wish.number in self.in_time],
+            [each for each in sights if each.queue == ORDERED],
         )
         anomalies += self._judge_runs(runs)
         if anomalies:
             raise Violation(f"{len(anomalies)}: " + "; ".join(anomalies[:5]))
-        return Result(self.seed, len(self.wishes), verdict.delivered, verdict.cancelled, len(runs), self.group.lives)
+        return Result(
+            self.seed,
+            len(self.wishes),
+            verdict.delivered,
+            verdict.cancelled,
+            len(runs),
+            self.group.lives,
+        )
 
     def _judge_runs(self, runs: list[tuple[str, int, int, int]]) -> Iterator[str]:
         """`runs` are (first id, time by the schedule, due time, when it came): moved runs are due at another time."""
@@ -362,7 +422,11 @@ class Simulation:
             if len(gaps) > 1:
                 yield f"runs of {first} are missing: {gaps}"
             step_ms = min(gaps, default=2 * MINUTE_MS)
-            if due_times_ms and due_times_ms[-1] + step_ms < end_ms - 1_000 and first not in self.stopped:
+            if (
+                due_times_ms
+                and due_times_ms[-1] + step_ms < end_ms - 1_000
+                and first not in self.stopped
+            ):
                 yield f"{first} came last at {due_times_ms[-1]}, and it is {self.world.now}"
             if not due_times_ms and end_ms - began_ms > 3 * MINUTE_MS and first not in self.stopped:
                 yield f"{first} never came"

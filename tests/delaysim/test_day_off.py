@@ -34,16 +34,29 @@ def group(tmp_path: Path) -> Iterator[DelayGroup]:
 
 
 def _region(subject: str, number: int, due_times_ms: list[int], first: int) -> bytes:
-    columns = Columns([str(first + at).encode() for at in range(len(due_times_ms))], [b"k"] * len(due_times_ms), due_times_ms=due_times_ms)
+    columns = Columns(
+        [str(first + at).encode() for at in range(len(due_times_ms))],
+        [b"k"] * len(due_times_ms),
+        due_times_ms=due_times_ms,
+    )
     flags = BatchFlag.ORDERED if subject == "ordered" else 0
-    return encode(subject.encode(), columns, producer_id=1, batch_sequence=number, create_time_ms=0, flags=flags)[1]
+    return encode(
+        subject.encode(),
+        columns,
+        producer_id=1,
+        batch_sequence=number,
+        create_time_ms=0,
+        flags=flags,
+    )[1]
 
 
 def _sent_a_day_ago(group: DelayGroup, subject: str) -> None:
     """Late ones, spread over the day, not in the order of their due times; and some that become due in a new master's first seconds."""
     late = [(at * 7_919 % LATE) * DAY_MS // LATE for at in range(LATE)]
     due = [DAY_MS + 500 + at * 10 for at in range(DUE)]
-    for number, (due_times_ms, first) in enumerate(((late[: LATE // 2], 0), (late[LATE // 2 :], LATE // 2), (due, LATE))):
+    for number, (due_times_ms, first) in enumerate(
+        ((late[: LATE // 2], 0), (late[LATE // 2 :], LATE // 2), (due, LATE))
+    ):
         group.log.append(Entry(number + 1, 0, _region(subject, number, due_times_ms, first)))
 
 
@@ -60,13 +73,21 @@ def test_late_messages_go_oldest_first_and_do_not_delay_due_ones(group: DelayGro
     last_due = max(at for at, number in enumerate(numbers) if number >= LATE)
     assert last_due < len(numbers) / 2, "the due ones waited for the late ones"
     assert numbers[0] < LATE
-    assert any(number < LATE for number in numbers[:last_due][-20:]), "the late ones waited for the due ones"
+    assert any(number < LATE for number in numbers[:last_due][-20:]), (
+        "the late ones waited for the due ones"
+    )
 
 
 def test_a_subject_that_cannot_be_delivered_holds_up_no_other(group: DelayGroup) -> None:
     group.real_time.gone = {f"gone-{number}" for number in range(5)}
     for number, subject in enumerate(sorted(group.real_time.gone)):
-        group.log.append(Entry(number + 1, 0, _region(subject, number, [1_000 + at for at in range(200)], 1_000 * (number + 1))))
+        group.log.append(
+            Entry(
+                number + 1,
+                0,
+                _region(subject, number, [1_000 + at for at in range(200)], 1_000 * (number + 1)),
+            )
+        )
     group.log.append(Entry(6, 0, _region("plain", 6, [1_500 + 10 * at for at in range(200)], 0)))
     group.elect()
     group.world.run(30_000)
@@ -74,8 +95,14 @@ def test_a_subject_that_cannot_be_delivered_holds_up_no_other(group: DelayGroup)
     group.real_time.gone.clear()
     group.world.run(120_000)
     for number in range(5):
-        came = [int(message.body) for subject, message, _ in group.real_time.stored if subject == f"gone-{number}"]
-        assert came == [1_000 * (number + 1) + at for at in range(200)], "all of them, in their order"
+        came = [
+            int(message.body)
+            for subject, message, _ in group.real_time.stored
+            if subject == f"gone-{number}"
+        ]
+        assert came == [1_000 * (number + 1) + at for at in range(200)], (
+            "all of them, in their order"
+        )
 
 
 def test_on_an_ordered_subject_nothing_overtakes(group: DelayGroup) -> None:

@@ -24,10 +24,15 @@ POD = "__meta_kubernetes_pod_label_app_kubernetes_io_component"
 
 def relabelings() -> list[dict[str, Any]]:
     """As the operator writes them for Prometheus: the names with underscores."""
-    (monitor,) = [each for each in rendered("podMonitor.enabled=true") if each["kind"] == "PodMonitor"]
+    (monitor,) = [
+        each for each in rendered("podMonitor.enabled=true") if each["kind"] == "PodMonitor"
+    ]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     spelled = {"targetLabel": "target_label", "sourceLabels": "source_labels"}
-    return [{spelled.get(name, name): value for name, value in each.items()} for each in endpoint["relabelings"]]
+    return [
+        {spelled.get(name, name): value for name, value in each.items()}
+        for each in endpoint["relabelings"]
+    ]
 
 
 @contextmanager
@@ -38,7 +43,13 @@ def prometheus(folder: Path, targets: list[dict[str, Any]]) -> Iterator[str]:
         rule["for"] = "0s"
     (folder / "alerts.yml").write_text(yaml.safe_dump(rules))
     (folder / "targets.json").write_text(json.dumps(targets))
-    found = [{"job_name": "qmq/podMonitor/qmq/qmq/0", "file_sd_configs": [{"files": ["targets.json"]}], "relabel_configs": relabelings()}]
+    found = [
+        {
+            "job_name": "qmq/podMonitor/qmq/qmq/0",
+            "file_sd_configs": [{"files": ["targets.json"]}],
+            "relabel_configs": relabelings(),
+        }
+    ]
     settings = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": ["alerts.yml"],
@@ -46,9 +57,15 @@ def prometheus(folder: Path, targets: list[dict[str, Any]]) -> Iterator[str]:
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    words = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
+    words = [
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=data",
+        f"--web.listen-address={address}",
+    ]
     with (folder / "log").open("w") as log:
-        running = subprocess.Popen([needs.find_prometheus() or "prometheus", *words], cwd=folder, stdout=log, stderr=log)
+        running = subprocess.Popen(
+            [needs.find_prometheus() or "prometheus", *words], cwd=folder, stdout=log, stderr=log
+        )
         try:
             yield address
         finally:
@@ -63,13 +80,20 @@ def firing(address: str) -> set[tuple[str, str]]:
             alerts = json.load(answer)["data"]["alerts"]
     except OSError:
         return set()
-    return {(each["labels"]["alertname"], each["labels"].get("service", "")) for each in alerts if each["state"] == "firing"}
+    return {
+        (each["labels"]["alertname"], each["labels"].get("service", ""))
+        for each in alerts
+        if each["state"] == "firing"
+    }
 
 
 @pytest.mark.parametrize(
     ("components", "expected"),
     [
-        (["meta", "g1"], {("QmqServerDown", "meta"), ("QmqServerDown", "g1"), ("QmqNoMetaserver", "")}),
+        (
+            ["meta", "g1"],
+            {("QmqServerDown", "meta"), ("QmqServerDown", "g1"), ("QmqNoMetaserver", "")},
+        ),
         ([], {("QmqNoMetaserver", "")}),
     ],
     ids=["pods that do not answer", "no pod at all"],
@@ -77,7 +101,9 @@ def firing(address: str) -> set[tuple[str, str]]:
 async def test_the_alerts_about_processes_fire_on_what_the_chart_deploys(
     tmp_path: Path, components: list[str], expected: set[tuple[str, str]]
 ) -> None:
-    targets = [{"targets": [f"127.0.0.1:{free_ports(1)[0]}"], "labels": {POD: each}} for each in components]
+    targets = [
+        {"targets": [f"127.0.0.1:{free_ports(1)[0]}"], "labels": {POD: each}} for each in components
+    ]
     with prometheus(tmp_path, targets) as address:
         async with asyncio.timeout(60):
             while not expected <= await asyncio.to_thread(firing, address):

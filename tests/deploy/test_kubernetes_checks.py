@@ -27,14 +27,32 @@ Object = dict[str, Any]
 def run(tool: str, *words: str, objects: list[Object]) -> subprocess.CompletedProcess[str]:
     path = needs.find_kube_tool(tool)
     assert path is not None
-    return subprocess.run([path, *words], input=yaml.safe_dump_all(objects), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [path, *words],
+        input=yaml.safe_dump_all(objects),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def kubeconform(objects: list[Object]) -> list[str]:
     schemas = tools() / "schemas" / "{{.ResourceKind}}{{.KindSuffix}}.json"
-    done = run("kubeconform", "-strict", "-output", "json", "-schema-location", str(schemas), objects=objects)
+    done = run(
+        "kubeconform",
+        "-strict",
+        "-output",
+        "json",
+        "-schema-location",
+        str(schemas),
+        objects=objects,
+    )
     assert not done.stderr
-    return [f"{each['kind']} {each['name']}: {each['msg']}" for each in json.loads(done.stdout)["resources"]]
+    return [
+        f"{each['kind']} {each['name']}: {each['msg']}"
+        for each in json.loads(done.stdout)["resources"]
+    ]
 
 
 def kube_score(objects: list[Object]) -> list[str]:
@@ -45,7 +63,17 @@ def kube_score(objects: list[Object]) -> list[str]:
 
 
 def conftest(objects: list[Object]) -> list[str]:
-    done = run("conftest", "test", "--combine", "--output", "json", "--policy", str(POLICY), "-", objects=objects)
+    done = run(
+        "conftest",
+        "test",
+        "--combine",
+        "--output",
+        "json",
+        "--policy",
+        str(POLICY),
+        "-",
+        objects=objects,
+    )
     (result,) = json.loads(done.stdout)
     assert result["successes"] + len(result.get("failures", [])) >= 15, done.stderr
     return [each["msg"] for each in result.get("failures", [])]
@@ -53,13 +81,20 @@ def conftest(objects: list[Object]) -> list[str]:
 
 def kustomized() -> list[Object]:
     done = subprocess.run(
-        [tools() / "kubectl" / "kubectl", "kustomize", OVERLAYS / "three-zones"], capture_output=True, text=True, check=True
+        [tools() / "kubectl" / "kubectl", "kustomize", OVERLAYS / "three-zones"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return list(yaml.safe_load_all(done.stdout))
 
 
 def find(objects: list[Object], kind: str, name: str = "") -> Object:
-    return next(each for each in objects if each["kind"] == kind and each["metadata"]["name"].startswith(name))
+    return next(
+        each
+        for each in objects
+        if each["kind"] == kind and each["metadata"]["name"].startswith(name)
+    )
 
 
 def container(objects: list[Object], kind: str = "StatefulSet") -> Object:
@@ -134,21 +169,34 @@ def shorten_grace(objects: list[Object]) -> None:
 
 
 def add_secret(objects: list[Object]) -> None:
-    objects.append({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "token"}, "stringData": {"token": "x"}})
+    objects.append(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "token"},
+            "stringData": {"token": "x"},
+        }
+    )
 
 
 MISTAKES: dict[str, Callable[[list[Object]], None]] = {
     "nothing limits": drop("PodDisruptionBudget"),
     "lets more than one": change_spec("PodDisruptionBudget", "maxUnavailable", 2),
     "odd number": change_spec("StatefulSet", "replicas", 4),
-    "volumes are deleted": change_spec("StatefulSet", "persistentVolumeClaimRetentionPolicy", {"whenDeleted": "Retain"}),
+    "volumes are deleted": change_spec(
+        "StatefulSet", "persistentVolumeClaimRetentionPolicy", {"whenDeleted": "Retain"}
+    ),
     "waits for the one before": change_spec("StatefulSet", "podManagementPolicy", "OrderedReady"),
     "do not find each other": change_spec("Service", "publishNotReadyAddresses", False),
     "/data is no volume": drop_data_volume,
     "less than 30 seconds": shorten_grace,
     "more memory than it asked for": grow_limit,
-    "liveness asks for readiness": change_container("livenessProbe", {"httpGet": {"path": "/readyz", "port": "metrics"}}),
-    "a probe starts a process": change_container("readinessProbe", {"exec": {"command": ["qmq", "health"]}}),
+    "liveness asks for readiness": change_container(
+        "livenessProbe", {"httpGet": {"path": "/readyz", "port": "metrics"}}
+    ),
+    "a probe starts a process": change_container(
+        "readinessProbe", {"exec": {"command": ["qmq", "health"]}}
+    ),
     "needs a preStop": change_container("lifecycle", {}),
     "is another one tomorrow": change_container("image", "qmq:latest"),
     "no secrets in them": add_secret,
@@ -183,7 +231,13 @@ def test_a_policy_names_what_breaks_it(words: str) -> None:
 
 
 def test_every_policy_has_a_mistake_that_breaks_it() -> None:
-    messages = [each for each in (POLICY / "qmq.rego").read_text().splitlines() if each.startswith("deny contains")]
-    assert len(messages) == len(MISTAKES) + 1  # of an image without a tag, and of one with the tag latest
+    messages = [
+        each
+        for each in (POLICY / "qmq.rego").read_text().splitlines()
+        if each.startswith("deny contains")
+    ]
+    assert (
+        len(messages) == len(MISTAKES) + 1
+    )  # of an image without a tag, and of one with the tag latest
     for words in MISTAKES:
         assert any(words in each for each in messages), words

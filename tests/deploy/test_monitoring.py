@@ -37,8 +37,16 @@ def rules(name: str) -> list[dict[str, Any]]:
 
 
 ALERTS = {rule["alert"]: rule for rule in rules("alerts.yml")}
-BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))}
-PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"] if panel["type"] != "row"]
+BOARDS = {
+    path.stem: json.loads(path.read_text())
+    for path in sorted((GRAFANA / "dashboards").glob("*.json"))
+}
+PANELS = [
+    (name, panel)
+    for name, board in BOARDS.items()
+    for panel in board["panels"]
+    if panel["type"] != "row"
+]
 QUERIES = [target["expr"] for _, panel in PANELS for target in panel["targets"]]
 
 
@@ -58,15 +66,25 @@ def metrics_in(query: str) -> set[str]:
     return set(re.findall(r"\b(?:qmq|process|python)_\w+|\bALERTS\b|\bup\b", bare))
 
 
-@pytest.mark.parametrize("query", [*[rule["expr"] for rule in [*ALERTS.values(), *rules("records.yml")]], *QUERIES])
+@pytest.mark.parametrize(
+    "query", [*[rule["expr"] for rule in [*ALERTS.values(), *rules("records.yml")]], *QUERIES]
+)
 def test_rules_and_dashboards_ask_for_metrics_and_labels_that_there_are(query: str) -> None:
     known = known_names()
     asked = metrics_in(query)
     assert asked
     assert asked <= known.keys() | BY_PROCESS
     labels = {label for name in asked & known.keys() for label in known[name]} | BY_PROMETHEUS
-    named = {label.strip() for inside in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", query) for label in inside.split(",")}
-    matched = {label for inside in re.findall(r"\{([^}]*)\}", query) for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", inside)}
+    named = {
+        label.strip()
+        for inside in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", query)
+        for label in inside.split(",")
+    }
+    matched = {
+        label
+        for inside in re.findall(r"\{([^}]*)\}", query)
+        for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", inside)
+    }
     assert named | matched <= labels | ({"alertname", "alertstate"} if "ALERTS" in asked else set())
 
 
@@ -74,7 +92,9 @@ def test_variables_of_dashboards_are_labels_of_metrics_that_there_are() -> None:
     for board in BOARDS.values():
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
-                metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
+                metric, label = re.fullmatch(
+                    r"label_values\((\w+), (\w+)\)", variable["query"]
+                ).groups()  # type: ignore[union-attr]
                 assert label in known_names()[metric]
 
 
@@ -99,21 +119,39 @@ def test_labels_of_a_summary_are_those_that_the_alert_has() -> None:
     known = known_names()
     for name, rule in ALERTS.items():
         used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
-        grouped = {label.strip() for inside in re.findall(r"\bby \(([^)]*)\)", rule["expr"]) for label in inside.split(",")}
-        own = {label for metric in metrics_in(rule["expr"]) & known.keys() for label in known[metric]} | BY_PROMETHEUS
+        grouped = {
+            label.strip()
+            for inside in re.findall(r"\bby \(([^)]*)\)", rule["expr"])
+            for label in inside.split(",")
+        }
+        own = {
+            label for metric in metrics_in(rule["expr"]) & known.keys() for label in known[metric]
+        } | BY_PROMETHEUS
         assert used <= (grouped or own), name
 
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     cases = load("tests.yml")["tests"]
-    firing = [each["alert_rule_test"][0]["alertname"] for each in cases if each["name"].endswith(" fires")]
-    quiet = [each["alertname"] for case in cases for each in case["alert_rule_test"] if not each["exp_alerts"]]
+    firing = [
+        each["alert_rule_test"][0]["alertname"] for each in cases if each["name"].endswith(" fires")
+    ]
+    quiet = [
+        each["alertname"]
+        for case in cases
+        for each in case["alert_rule_test"]
+        if not each["exp_alerts"]
+    ]
     assert firing == quiet == list(ALERTS)
 
 
 def promtool(*words: str, folder: Path = PROMETHEUS) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [needs.find_promtool() or "promtool", *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [needs.find_promtool() or "promtool", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -121,7 +159,11 @@ def promtool(*words: str, folder: Path = PROMETHEUS) -> subprocess.CompletedProc
 @needs.promtool
 @pytest.mark.parametrize(
     "words",
-    [("check", "rules", "alerts.yml", "records.yml"), ("check", "config", "prometheus.yml"), ("test", "rules", "tests.yml")],
+    [
+        ("check", "rules", "alerts.yml", "records.yml"),
+        ("check", "config", "prometheus.yml"),
+        ("test", "rules", "tests.yml"),
+    ],
     ids=" ".join,
 )
 def test_promtool_is_content(words: tuple[str, ...]) -> None:
@@ -136,7 +178,9 @@ def test_promtool_sees_an_alert_that_does_not_fire(tmp_path: Path) -> None:
     for name in ("records.yml", "tests.yml"):
         (tmp_path / name).write_text((PROMETHEUS / name).read_text())
     (tmp_path / "alerts.yml").write_text(
-        (PROMETHEUS / "alerts.yml").read_text().replace("qmq_unflushed_age_seconds > 10", "qmq_unflushed_age_seconds > 99")
+        (PROMETHEUS / "alerts.yml")
+        .read_text()
+        .replace("qmq_unflushed_age_seconds > 10", "qmq_unflushed_age_seconds > 99")
     )
     done = promtool("test", "rules", "tests.yml", folder=tmp_path)
     assert done.returncode == 1
@@ -151,7 +195,9 @@ def test_every_query_of_a_dashboard_is_promql(tmp_path: Path) -> None:
             query = query.replace(name, value)
         assert "$" not in query
         found.append({"record": f"query:{number}", "expr": query})
-    (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": found}]}))
+    (tmp_path / "queries.yml").write_text(
+        yaml.safe_dump({"groups": [{"name": "queries", "rules": found}]})
+    )
     done = promtool("check", "rules", "queries.yml", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -176,14 +222,20 @@ def test_a_dashboard_is_one_that_grafana_can_show(name: str) -> None:
         place = panel["gridPos"]
         assert place["x"] >= 0 < place["w"]
         assert place["x"] + place["w"] <= dashboards.WIDTH
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert not cells & taken, f"{panel['title']} lies over another panel"
         taken |= cells
         if panel["type"] != "row":
             assert panel["type"] in ("timeseries", "stat", "table")
             assert panel["title"]
             assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-            assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+            assert (
+                len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+            )
 
 
 def test_prometheus_asks_every_role_of_the_compose_file_at_its_port() -> None:
@@ -192,7 +244,10 @@ def test_prometheus_asks_every_role_of_the_compose_file_at_its_port() -> None:
     targets = {each["labels"]["service"]: each["targets"] for each in scrape["static_configs"]}
     (port,) = re.findall(r"QMQ_METRICS_PORT: &metrics-port (\d+)", compose)
     for service, found in targets.items():
-        assert found == [f"{name}:{port}" for name in re.findall(rf"^  ([\w-]+):\n    <<: \*{service}$", compose, re.MULTILINE)]
+        assert found == [
+            f"{name}:{port}"
+            for name in re.findall(rf"^  ([\w-]+):\n    <<: \*{service}$", compose, re.MULTILINE)
+        ]
     assert load("prometheus.yml")["rule_files"] == ["alerts.yml", "records.yml"]
 
 
@@ -207,7 +262,9 @@ def test_monitoring_in_compose_is_valid_and_stays_on_this_machine() -> None:
         "--format",
         "json",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
     for name in ("prometheus", "grafana"):
@@ -215,7 +272,13 @@ def test_monitoring_in_compose_is_valid_and_stays_on_this_machine() -> None:
         binds = [each for each in services[name]["volumes"] if each["type"] == "bind"]
         assert binds
         assert all(Path(each["source"]).is_dir() and each["read_only"] for each in binds)
-    source = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"][0]
+    source = yaml.safe_load(
+        (GRAFANA / "provisioning" / "datasources" / "prometheus.yml").read_text()
+    )["datasources"][0]
     assert source["url"] == "http://prometheus:9090"
-    provider = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "qmq.yml").read_text())["providers"][0]
-    assert provider["options"]["path"] in [each["target"] for each in services["grafana"]["volumes"]]
+    provider = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "qmq.yml").read_text())[
+        "providers"
+    ][0]
+    assert provider["options"]["path"] in [
+        each["target"] for each in services["grafana"]["volumes"]
+    ]

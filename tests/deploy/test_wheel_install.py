@@ -19,8 +19,23 @@ import qmq
 pytestmark = pytest.mark.long
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAM: Final = ROOT / "tests" / "system" / "release_program.py"
-SAID: Final = [f"{qmq.__version__} says wheel to {qmq.__version__}", "wheel later", "wheel now", "wheel ordered"]
-LIGHT: Final = {"google-crc32c", "grpcio", "pip", "protobuf", "qmq", "setuptools", "tenacity", "typing_extensions", "typing-extensions"}
+SAID: Final = [
+    f"{qmq.__version__} says wheel to {qmq.__version__}",
+    "wheel later",
+    "wheel now",
+    "wheel ordered",
+]
+LIGHT: Final = {
+    "google-crc32c",
+    "grpcio",
+    "pip",
+    "protobuf",
+    "qmq",
+    "setuptools",
+    "tenacity",
+    "typing_extensions",
+    "typing-extensions",
+}
 """The packages after the installation of a client, with pip and setuptools, which were there before."""
 
 
@@ -30,7 +45,11 @@ def _runs(python: str) -> bool:
 
 
 def _pythons() -> list[str]:
-    found = [path for minor in range(11, 15) if (path := shutil.which(f"python3.{minor}")) and _runs(path)] or [sys.executable]
+    found = [
+        path
+        for minor in range(11, 15)
+        if (path := shutil.which(f"python3.{minor}")) and _runs(path)
+    ] or [sys.executable]
     return found if forms.FORM == "all" else sorted({found[0], found[-1]})
 
 
@@ -41,19 +60,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def say(server: str, python: Path) -> list[str]:
     """Run the program of both releases; what it printed."""
-    done = subprocess.run([str(python), "-I", str(PROGRAM), server, "wheel"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(python), "-I", str(PROGRAM), server, "wheel"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
     return [first, *sorted(rest)]
 
 
 @pytest.mark.parametrize("python", _pythons())
-def test_the_wheel_alone_is_a_client_and_with_extras_a_server(python: str, wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_alone_is_a_client_and_with_extras_a_server(
+    python: str, wheel: Path, tmp_path: Path
+) -> None:
     subprocess.run([python, "-m", "venv", str(tmp_path / "venv")], check=True)
     programs = tmp_path / "venv" / "bin"
     pip = [str(programs / "python"), "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([*pip, "-q", "install", str(wheel)], check=True)
-    listed = subprocess.run([*pip, "list", "--format", "json"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        [*pip, "list", "--format", "json"], capture_output=True, text=True, check=True
+    )
     assert {each["name"] for each in json.loads(listed.stdout)} <= LIGHT
 
     node = NodeProcess(tmp_path / "node")

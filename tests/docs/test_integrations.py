@@ -38,14 +38,18 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_an_integrations_page_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
+def test_what_an_integrations_page_shows_is_what_its_code_prints(
+    page: Path, address: str, tmp_path: Path
+) -> None:
     if find_spec(MODULES[page.stem]) is None:
         pytest.skip(f"needs {MODULES[page.stem]}")
     copy = tmp_path / page.name
     copy.write_text(page.read_text().replace(PORT, str(free_ports(1)[0])))
     for block in blocks_of(copy):
         printed = printed_by(block, address, tmp_path)
-        assert is_shown(block.output, printed), f"{block.name} shows\n{block.output}\nand prints\n{printed}"
+        assert is_shown(block.output, printed), (
+            f"{block.name} shows\n{block.output}\nand prints\n{printed}"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

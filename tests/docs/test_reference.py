@@ -14,4 +14,6 @@ import reference
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_a_page_of_the_reference_is_what_tools_reference_writes(name: str) -> None:
     committed = (reference.FOLDER / name).read_text()
-    assert reference.PAGES[name]() == committed, f"docs/reference/{name} is out of date: run tools/run reference"
+    assert reference.PAGES[name]() == committed, (
+        f"docs/reference/{name} is out of date: run tools/run reference"
+    )

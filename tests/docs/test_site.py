@@ -26,13 +26,17 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     for target, anchor in LINK.findall(text):
         found = page.parent / target if target else page
         assert found.exists(), f"{page.name} links to {target}, which is not there"
-        assert not anchor or anchor in heading_ids(found), f"{page.name} links to #{anchor}, which {found.name} has not"
+        assert not anchor or anchor in heading_ids(found), (
+            f"{page.name} links to #{anchor}, which {found.name} has not"
+        )
 
 
 def test_every_page_of_the_site_is_in_its_menu() -> None:
     menu = set(re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert pages - menu == set(), "mkdocs refuses to build a site with pages that no menu names: add them to mkdocs.yml"
+    assert pages - menu == set(), (
+        "mkdocs refuses to build a site with pages that no menu names: add them to mkdocs.yml"
+    )
 
 
 def test_pages_of_the_site_link_to_no_file_outside_it() -> None:
@@ -40,12 +44,23 @@ def test_pages_of_the_site_link_to_no_file_outside_it() -> None:
     docs = ROOT / "docs"
     for page in docs.rglob("*.md"):
         for target, _ in LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
-            assert (page.parent / target).resolve().is_relative_to(docs), f"{page.name} links to {target}, outside docs"
+            assert (page.parent / target).resolve().is_relative_to(docs), (
+                f"{page.name} links to {target}, outside docs"
+            )
 
 
 def test_the_site_builds_and_every_page_is_in_its_menu(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="scripts/setup installs it")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "tutorial" / "first-message" / "index.html").exists()
@@ -56,4 +71,6 @@ def test_a_test_that_a_page_names_is_there() -> None:
         for path, name in re.findall(r"`(?:tests/)?([\w/]+\.py)::(test_\w+)`", page.read_text()):
             found = ROOT / "tests" / path
             assert found.exists(), f"{page.name} names {path}, which is not there"
-            assert re.search(rf"def {name}\(", found.read_text()), f"{page.name} names {name}, which {path} has not"
+            assert re.search(rf"def {name}\(", found.read_text()), (
+                f"{page.name} names {name}, which {path} has not"
+            )

@@ -11,7 +11,11 @@ from support import NodeProcess
 from support.code_blocks import blocks_of, is_shown, printed_by
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [page for page in sorted((ROOT / "docs" / "tutorial").glob("*.md")) if page.name not in ("README.md", "spark.md")]
+PAGES = [
+    page
+    for page in sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+    if page.name not in ("README.md", "spark.md")
+]
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +27,27 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("page", [pytest.param(ROOT / "README.md", marks=pytest.mark.smoke), *PAGES], ids=lambda page: page.stem)
-def test_what_a_page_shows_is_what_its_code_prints(page: Path, address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(ROOT / "README.md", marks=pytest.mark.smoke), *PAGES],
+    ids=lambda page: page.stem,
+)
+def test_what_a_page_shows_is_what_its_code_prints(
+    page: Path, address: str, tmp_path: Path
+) -> None:
     blocks = list(blocks_of(page))
     for block in blocks:
         printed = printed_by(block, address, tmp_path)
-        assert is_shown(block.output, printed), f"{block.name} shows\n{block.output}\nand prints\n{printed}"
+        assert is_shown(block.output, printed), (
+            f"{block.name} shows\n{block.output}\nand prints\n{printed}"
+        )
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES, ROOT / "docs" / "tutorial" / "spark.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *PAGES, ROOT / "docs" / "tutorial" / "spark.md"],
+    ids=lambda page: page.stem,
+)
 def test_no_code_of_a_page_is_left_out(page: Path) -> None:
     text, blocks = page.read_text(), list(blocks_of(page))
     assert sum(each.language in ("python", "file") for each in blocks) == text.count("```python")
@@ -51,13 +67,17 @@ def test_the_chinese_tutorial_has_the_same_code(page: Path) -> None:
 
 GENERATED = {"METRICS.md": "metrics.md", "OPERATIONS.md": "findings.md"}
 """Chinese pages that end with a translation of a table, and the page of the reference that has it in English."""
-CHINESE = sorted(page.name for page in (ROOT / "docs" / "zh").glob("*.md") if page.name != "README.md")
+CHINESE = sorted(
+    page.name for page in (ROOT / "docs" / "zh").glob("*.md") if page.name != "README.md"
+)
 
 
 @pytest.mark.parametrize("name", CHINESE)
 def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> None:
     """Some Chinese pages refer to the English page for some parts. Complete pages are compared below."""
-    code, translated = (FENCES.findall((ROOT / "docs" / folder / name).read_text()) for folder in ("", "zh"))
+    code, translated = (
+        FENCES.findall((ROOT / "docs" / folder / name).read_text()) for folder in ("", "zh")
+    )
     rest = iter(code)
     assert [each for each in translated if each not in rest] == []
 
@@ -91,16 +111,26 @@ def test_a_chinese_page_has_the_english_page_s_code_in_its_order(name: str) -> N
         "METRICS.md",
         "BACKUP.md",
         "INTEGRATIONS.md",
-        *(f"integrations/{page}.md" for page in ("celery", "django", "dramatiq", "fastapi", "faststream", "http", "taskiq")),
+        *(
+            f"integrations/{page}.md"
+            for page in ("celery", "django", "dramatiq", "fastapi", "faststream", "http", "taskiq")
+        ),
     ],
 )
 def test_a_whole_chinese_page_has_the_same_code_tables_and_sections(name: str) -> None:
     english, chinese = ((ROOT / "docs" / folder / name).read_text() for folder in ("", "zh"))
     assert FENCES.findall(chinese) == FENCES.findall(english)
-    generated = (ROOT / "docs" / "reference" / GENERATED[name]).read_text() if name in GENERATED else ""
-    rows, translated = ([line.count("|") for line in page.splitlines() if line.startswith("|")] for page in (english + generated, chinese))
+    generated = (
+        (ROOT / "docs" / "reference" / GENERATED[name]).read_text() if name in GENERATED else ""
+    )
+    rows, translated = (
+        [line.count("|") for line in page.splitlines() if line.startswith("|")]
+        for page in (english + generated, chinese)
+    )
     assert translated == rows
-    sections, translated = (re.findall(r"^#+(?= )", FENCES.sub("", page), re.MULTILINE) for page in (english, chinese))
+    sections, translated = (
+        re.findall(r"^#+(?= )", FENCES.sub("", page), re.MULTILINE) for page in (english, chinese)
+    )
     assert translated == sections
 
 

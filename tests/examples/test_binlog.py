@@ -33,17 +33,23 @@ def log() -> tuple[list[Change], bytes]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_a_replica_that_applies_every_change_in_order_is_the_source(kind: str, log: tuple[list[Change], bytes], tmp_path: Path) -> None:
+def test_a_replica_that_applies_every_change_in_order_is_the_source(
+    kind: str, log: tuple[list[Change], bytes], tmp_path: Path
+) -> None:
     changes, expected = log
     with replica_of(kind, tmp_path) as replica:
         assert all(replica.apply(Change.decode(change.encode())) for change in changes)
         assert replica.dump() == expected
-        assert not any(replica.apply(change) for change in changes), "what comes again changes nothing"
+        assert not any(replica.apply(change) for change in changes), (
+            "what comes again changes nothing"
+        )
         assert replica.dump() == expected
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_only_the_order_of_each_key_matters(kind: str, log: tuple[list[Change], bytes], tmp_path: Path) -> None:
+def test_only_the_order_of_each_key_matters(
+    kind: str, log: tuple[list[Change], bytes], tmp_path: Path
+) -> None:
     changes, expected = log
     coin = Random(3)
     place = {change.key: coin.random() for change in changes}
@@ -73,7 +79,9 @@ def test_a_deleted_row_does_not_come_back_with_its_insert() -> None:
     assert replica.dump() == b""
 
 
-def test_the_log_is_the_same_for_a_seed_and_a_few_keys_change_most(log: tuple[list[Change], bytes]) -> None:
+def test_the_log_is_the_same_for_a_seed_and_a_few_keys_change_most(
+    log: tuple[list[Change], bytes],
+) -> None:
     changes, _ = log
     assert list(Source(seed=7, keys=500).changes(COUNT)) == changes
     assert list(Source(seed=8, keys=500).changes(COUNT)) != changes

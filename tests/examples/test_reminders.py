@@ -24,9 +24,18 @@ def test_the_plan_holds_every_flight_of_the_month_an_hour_before_it_leaves() -> 
 def test_missing_doubled_and_early_messages_are_reported() -> None:
     planned = reminders.plan(1, 3.0, rows=4)
     due = [int(1_000 + each.due_s * 1000) for each in planned]
-    came = [(planned[0].number, due[0]), (planned[1].number, due[1] - 1), (planned[2].number, due[2]), (planned[2].number, due[2])]
+    came = [
+        (planned[0].number, due[0]),
+        (planned[1].number, due[1] - 1),
+        (planned[2].number, due[2]),
+        (planned[2].number, due[2]),
+    ]
     result = reminders.compare(planned, 1_000, came)
-    assert (result.early, result.twice, result.missing) == ([planned[1].number], [planned[2].number], [planned[3].number])
+    assert (result.early, result.twice, result.missing) == (
+        [planned[1].number],
+        [planned[2].number],
+        [planned[3].number],
+    )
     assert not result.is_right
 
 

@@ -30,7 +30,18 @@ from qmq_coordination.etcd.channel import parse_endpoint
 from qmq_replication import wire as replica_wire
 from qmq_replication.history import EpochRun
 from qmq_replication.links import PeerHello, ProofStep
-from qmq_replication.ready import Ack, Append, LogReset, Mismatch, Probe, ProbeReply, Promise, PromiseRequest, Refusal, TakeOver
+from qmq_replication.ready import (
+    Ack,
+    Append,
+    LogReset,
+    Mismatch,
+    Probe,
+    ProbeReply,
+    Promise,
+    PromiseRequest,
+    Refusal,
+    TakeOver,
+)
 from typer._click.exceptions import ClickException
 
 from qmq.backup.manifest import decode_items, encode_items
@@ -173,7 +184,9 @@ def regions(data: bytes) -> None:
     """A producer's batch, with a correct checksum."""
     with suppress(QmqError):
         check_region(data, crc32c(data))
-        _read_all(BatchView(Envelope(0, ENVELOPE_BYTES + len(data), crc32c(data), 1, 1, 1, 1, 1), data))
+        _read_all(
+            BatchView(Envelope(0, ENVELOPE_BYTES + len(data), crc32c(data), 1, 1, 1, 1, 1), data)
+        )
     with suppress(QmqError):
         command_messages.read(data, 7)
 
@@ -294,7 +307,9 @@ def filters(data: bytes) -> None:
     """A subscription's filter: tags, or SQL92, as the first byte says."""
     kind = api.SQL if data[:1] == b"S" else api.TAG
     with suppress(Refused):
-        filter_of_request(api.FilterExpression(type=kind, expression=data[1:].decode(errors="replace")))
+        filter_of_request(
+            api.FilterExpression(type=kind, expression=data[1:].decode(errors="replace"))
+        )
 
 
 def sends(data: bytes) -> None:
@@ -314,7 +329,9 @@ def settings(data: bytes) -> None:
             lambda: settings_for_producer(told, BODY_BYTES_MAX),
             lambda: settings_for_consumer(told, GroupSettings(), is_fifo=True),
             lambda: [subject_of_topic(each) for each in told.publishing.topics],
-            lambda: [filter_of_request(each.expression) for each in told.subscription.subscriptions],
+            lambda: [
+                filter_of_request(each.expression) for each in told.subscription.subscriptions
+            ],
             lambda: group_of_resource(told.subscription.group),
         ):
             with suppress(QmqError, Refused):
@@ -335,7 +352,11 @@ def _command() -> Any:
 def arguments(data: bytes) -> None:
     """Arguments of the command line, separated by line ends. The command is parsed but does not run."""
     words = data.decode(errors="replace").split("\n")
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(ClickException, typer.Exit, typer.Abort, QmqError):
+    with (
+        redirect_stdout(io.StringIO()),
+        redirect_stderr(io.StringIO()),
+        suppress(ClickException, typer.Exit, typer.Abort, QmqError),
+    ):
         command, context = _command(), None
         name = "qmq"
         while True:
@@ -369,7 +390,9 @@ TARGET_BYTES_MAX: Final = 40 << 10
 def inputs_of(target: str) -> list[bytes]:
     """The kept inputs of a target."""
     path = FOLDER / f"{target}.txt"
-    return [base64.b64decode(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [base64.b64decode(line) for line in path.read_text().splitlines()] if path.exists() else []
+    )
 
 
 def keep(target: str, inputs: list[bytes]) -> None:
@@ -421,16 +444,31 @@ _LINES: Final = (
 
 def seeds_of(target: str) -> list[bytes]:
     """The first inputs of a target. Some targets have none."""
-    log, actions = (_entries((GOLDEN / name).read_bytes()) for name in ("message.log", "action.log"))
+    log, actions = (
+        _entries((GOLDEN / name).read_bytes()) for name in ("message.log", "action.log")
+    )
     resource = api.Resource(name="orders", resource_namespace="shop")
-    system = api.SystemProperties(message_id="0", tag="late", keys=["a", "b"], message_group="g", message_type=api.FIFO)
-    message = api.Message(topic=resource, body=b"hello", system_properties=system, user_properties={"a": "b"})
+    system = api.SystemProperties(
+        message_id="0", tag="late", keys=["a", "b"], message_group="g", message_type=api.FIFO
+    )
+    message = api.Message(
+        topic=resource, body=b"hello", system_properties=system, user_properties={"a": "b"}
+    )
     settings = api.Settings(
         client_type=api.SIMPLE_CONSUMER,
         publishing=api.Publishing(topics=[resource]),
-        subscription=api.Subscription(group=resource, subscriptions=[api.SubscriptionEntry(topic=resource)]),
+        subscription=api.Subscription(
+            group=resource, subscriptions=[api.SubscriptionEntry(topic=resource)]
+        ),
     )
-    subject = pb.SubjectSettings(name="orders", broker_groups=["a", "b"], order="strict", fencing="lease", flush="default", retention_ms=1)
+    subject = pb.SubjectSettings(
+        name="orders",
+        broker_groups=["a", "b"],
+        order="strict",
+        fencing="lease",
+        flush="default",
+        retention_ms=1,
+    )
     return {
         "frames": [bytes((size,)) + (GOLDEN / "frames.bin").read_bytes() for size in (0, 7, 255)],
         "replica_messages": _replica_messages(),
@@ -438,17 +476,26 @@ def seeds_of(target: str) -> list[bytes]:
         "handshakes": [PeerHello("g", "a", "b", "00").pack(), ProofStep("00", "11").pack()],
         "backed_up_items": [encode_items({"/qmq/a": b"1", "/qmq/b": b""})],
         "dispatch_logs": [encode_record(DispatchMark.DELIVERED, bytes(8))[4:]],
-        "schedule_marks": [msgspec.msgpack.encode(ScheduleState(schedule.VERSION, 60_000, 1, 0, 1, b"\x90", b"", b"", {"a": 1}))],
+        "schedule_marks": [
+            msgspec.msgpack.encode(
+                ScheduleState(schedule.VERSION, 60_000, 1, 0, 1, b"\x90", b"", b"", {"a": 1})
+            )
+        ],
         "logs": [(GOLDEN / "message.log").read_bytes()],
         "batches": log,
         "regions": [each[ENVELOPE_BYTES:] for each in log],
         "actions": [unwrap(each[ENVELOPE_BYTES:]) for each in actions],
-        "checked_files": [bytes((number,)) + (GOLDEN / "committed.qmm").read_bytes()[8:] for number in range(6)],
+        "checked_files": [
+            bytes((number,)) + (GOLDEN / "committed.qmm").read_bytes()[8:] for number in range(6)
+        ],
         "sends": [calls.SendMessageRequest(messages=[message]).SerializeToString()],
         "settings": [settings.SerializeToString()],
         "subjects": [subject.SerializeToString()],
         "texts": [bytes((number,)) + each.encode() for number, each in enumerate(_TEXTS)],
-        "filters": [b"Ta || b", b"Sprice BETWEEN 1 AND 2.5 AND (name IS NOT NULL OR NOT tag IN ('a', 'b'))"],
+        "filters": [
+            b"Ta || b",
+            b"Sprice BETWEEN 1 AND 2.5 AND (name IS NOT NULL OR NOT tag IN ('a', 'b'))",
+        ],
         "arguments": [each.encode() for each in _LINES],
     }.get(target, [])
 
@@ -472,4 +519,7 @@ def _replica_messages() -> list[bytes]:
 
 
 def _entries(data: bytes) -> list[bytes]:
-    return [each.head + each.region for each in walk_bytes(lambda at, size: data[at : at + size], 0, lambda: len(data))]
+    return [
+        each.head + each.region
+        for each in walk_bytes(lambda at, size: data[at : at + size], 0, lambda: len(data))
+    ]

@@ -8,13 +8,19 @@ from fuzz.targets import FOLDER, TARGETS, counts, inputs_of, seeds_of
 
 MENDED = (
     ("replica_messages", b"6\xa1\x95L&\xfc\xf3\xa3Z\xe3\x0f\xb7"),
-    ("actions", b"\x94\x98\x0f\xb6A\x92\x08\xe1\xbeS\x0b\xf9'c\xbd$\xf4w\xb2\x8b4\x80\xc6\xdb\xb7\x9fP\x1aCrssAoW"),
+    (
+        "actions",
+        b"\x94\x98\x0f\xb6A\x92\x08\xe1\xbeS\x0b\xf9'c\xbd$\xf4w\xb2\x8b4\x80\xc6\xdb\xb7\x9fP\x1aCrssAoW",
+    ),
     ("actions", b"#"),
     ("checked_files", b"\x02\xd4"),
     ("checked_files", b"\x03\xfb\x83"),
     ("checked_files", b"\x04I\\"),
     ("checked_files", b"\x05O~"),
-    ("backed_up_items", b'\x96\x92\xb5\xe7\xbb\xb4\x92\t"\x9d\xa4\xf5\xd6\x94\xe7 \xfd\xce\x98\x16<\x95\xdf$\xa3\x97\xff\xfb\x11\x08'),
+    (
+        "backed_up_items",
+        b'\x96\x92\xb5\xe7\xbb\xb4\x92\t"\x9d\xa4\xf5\xd6\x94\xe7 \xfd\xce\x98\x16<\x95\xdf$\xa3\x97\xff\xfb\x11\x08',
+    ),
     ("dispatch_logs", b"\x01[ \x01\x00\x00\x00\x00\x02\x00\xf4\x02"),
     ("schedule_marks", b"\x91" * 2_000),
     ("settings", b"\x08l"),
@@ -36,7 +42,9 @@ def test_what_fuzzing_kept_is_answered_by_a_value_or_a_typed_error(name: str) ->
         TARGETS[name](data)
 
 
-@pytest.mark.parametrize(("name", "data"), MENDED, ids=[f"{number}-{name}" for number, (name, _) in enumerate(MENDED)])
+@pytest.mark.parametrize(
+    ("name", "data"), MENDED, ids=[f"{number}-{name}" for number, (name, _) in enumerate(MENDED)]
+)
 def test_what_fuzzing_found_is_answered_by_a_value_or_a_typed_error(name: str, data: bytes) -> None:
     TARGETS[name](data)
 

@@ -19,7 +19,16 @@ import pytest
 import zstandard
 
 from qmq.log import commit_mark
-from qmq.log.actions import Begin, DeadLettered, Join, Leave, PullAction, Pulled, SettleAction, decode_actions
+from qmq.log.actions import (
+    Begin,
+    DeadLettered,
+    Join,
+    Leave,
+    PullAction,
+    Pulled,
+    SettleAction,
+    decode_actions,
+)
 from qmq.log.log_config import LogConfig
 from qmq.log.recovery import open_store
 from qmq.log.store import Intake
@@ -54,7 +63,10 @@ def write_golden_files(folder: Path) -> None:
             ),
             Compression.NONE,
         ),
-        (Columns([b"x" * 1000, b"y" * 1000], message_ids=[bytes(16), bytes(range(16))]), Compression.ZSTD),
+        (
+            Columns([b"x" * 1000, b"y" * 1000], message_ids=[bytes(16), bytes(range(16))]),
+            Compression.ZSTD,
+        ),
     ]
     for number, (columns, compression) in enumerate(batches):
         envelope, region = encode(
@@ -70,13 +82,21 @@ def write_golden_files(folder: Path) -> None:
     store.act(Begin(*where, "", 0, 1_800_000_000_000))
     store.act(Join(*where, "c", "i", 30_000, -1))
     store.act(PullAction(*where, "c", (Pulled(0, 6, 1),)))
-    store.act(SettleAction(*where, "c", 7, ((0, 3, 0, 0), (4, 4, 1, 1000), (5, 5, 3, 0)), ((2, "no JSON"),)))
+    store.act(
+        SettleAction(
+            *where, "c", 7, ((0, 3, 0, 0), (4, 4, 1, 1000), (5, 5, 3, 0)), ((2, "no JSON"),)
+        )
+    )
     store.act(DeadLettered(*where, "", ((0, 1),)))
     store.act(Leave(*where, "c", False))
     store.write_actions()
     store.close()
     (folder / "committed.qmm").write_bytes(
-        commit_mark.encode(commit_mark.CommitMark(store.index, store.epoch, store.messages.end, store.actions.end, 1_800_000_000_000))
+        commit_mark.encode(
+            commit_mark.CommitMark(
+                store.index, store.epoch, store.messages.end, store.actions.end, 1_800_000_000_000
+            )
+        )
     )
     shutil.copy(data / "message" / f"{0:020d}.log", folder / "message.log")
     shutil.copy(data / "action" / f"{0:020d}.log", folder / "action.log")
@@ -84,10 +104,19 @@ def write_golden_files(folder: Path) -> None:
     (folder / "frames.bin").write_bytes(
         frame(FrameKind.HELLO, 1, wire.Hello(1, "golden").pack())
         + frame(FrameKind.PULL, 2, wire.pack_pull(wire.Pull(3, 100, 4096, 500)), 1000)
-        + frame(FrameKind.SETTLE, 3, wire.pack_settle(3, [wire.Settlement(0, 9, 0, 0), wire.Settlement(10, 10, 1, 250, "no")]))
+        + frame(
+            FrameKind.SETTLE,
+            3,
+            wire.pack_settle(
+                3, [wire.Settlement(0, 9, 0, 0), wire.Settlement(10, 10, 1, 250, "no")]
+            ),
+        )
         + frame(FrameKind.BEGUN, 4, wire.pack_begun(3, 11, 12))
     )
-    expected = {"bodies": ["hi", "one", "", "three", "x" * 1000, "y" * 1000], "keys": [None, "N1", None, "N3", None, None]}
+    expected = {
+        "bodies": ["hi", "one", "", "three", "x" * 1000, "y" * 1000],
+        "keys": [None, "N1", None, "N3", None, None],
+    }
     (folder / "expected.json").write_text(json.dumps(expected))
 
 
@@ -120,8 +149,13 @@ def strings(region: bytes, at: int, count: int) -> tuple[list[bytes], int]:
 
 def batch(region: bytes) -> dict[str, list]:
     """The columns of a data region."""
-    _, _, _, count, create, columns, _, body_bytes, subject_bytes, compression, _ = struct.unpack_from("<QQIIqIIIHBB", region)
-    found: dict[str, list] = {"subject": [region[48 : 48 + subject_bytes].decode()], "times": [create] * count}
+    _, _, _, count, create, columns, _, body_bytes, subject_bytes, compression, _ = (
+        struct.unpack_from("<QQIIqIIIHBB", region)
+    )
+    found: dict[str, list] = {
+        "subject": [region[48 : 48 + subject_bytes].decode()],
+        "times": [create] * count,
+    }
     at = 48 + pad8(subject_bytes)
     if columns & 1:
         found["times"] = [create + delta for delta in struct.unpack_from(f"<{count}I", region, at)]
@@ -141,7 +175,9 @@ def batch(region: bytes) -> dict[str, list]:
         lists = struct.unpack_from(f"<{count + 1}i", region, at)
         names, at = strings(region, at + pad8(4 * (count + 1)), lists[-1])
         values, at = strings(region, at, lists[-1])
-        found["headers"] = [dict(zip(names[a:b], values[a:b], strict=True)) for a, b in itertools.pairwise(lists)]
+        found["headers"] = [
+            dict(zip(names[a:b], values[a:b], strict=True)) for a, b in itertools.pairwise(lists)
+        ]
     marks = struct.unpack_from(f"<{count + 1}i", region, at)
     at += pad8(4 * (count + 1))
     data = region[at : at + body_bytes]
@@ -154,9 +190,16 @@ def batch(region: bytes) -> dict[str, list]:
 
 def test_a_reader_made_from_the_specification_reads_the_message_log() -> None:
     expected = json.loads((HERE / "expected.json").read_text())
-    found = [(envelope, batch(region)) for envelope, region in entries((HERE / "message.log").read_bytes())]
+    found = [
+        (envelope, batch(region))
+        for envelope, region in entries((HERE / "message.log").read_bytes())
+    ]
     assert [body.decode() for _, each in found for body in each["bodies"]] == expected["bodies"]
-    keys = [key.decode() or None for _, each in found for key in each.get("keys", [b""] * len(each["bodies"]))]
+    keys = [
+        key.decode() or None
+        for _, each in found
+        for key in each.get("keys", [b""] * len(each["bodies"]))
+    ]
     assert keys == expected["keys"]
     assert [envelope[4] for envelope, _ in found] == [0, 1, 4]
     assert found[1][1]["tags"] == [[b"UA"], [], [b"AA", b"late"]]
@@ -189,7 +232,11 @@ def test_an_action_log_from_before_messages_could_die_is_read_as_ever() -> None:
     assert isinstance(begin, Begin)
     assert begin.now_ms == 0
     assert isinstance(settle, SettleAction)
-    assert (settle.settlements, settle.errors, settle.cause) == (((0, 3, 0, 0), (4, 4, 1, 1000)), (), 0)
+    assert (settle.settlements, settle.errors, settle.cause) == (
+        ((0, 3, 0, 0), (4, 4, 1, 1000)),
+        (),
+        0,
+    )
 
 
 def test_a_reader_made_from_the_specification_reads_the_frames() -> None:
@@ -202,21 +249,56 @@ def test_a_reader_made_from_the_specification_reads_the_frames() -> None:
     assert json.loads(found[0][3]) == {"version": 1, "client": "golden"}
     assert found[1][:3] == (7, 2, 1000)
     assert struct.unpack("<IIII", found[1][3]) == (3, 100, 4096, 500)
-    assert struct.unpack("<IIqqIIqqIIIH2s", found[2][3]) == (3, 2, 0, 9, 0, 0, 10, 10, 1, 250, 1, 2, b"no")
+    assert struct.unpack("<IIqqIIqqIIIH2s", found[2][3]) == (
+        3,
+        2,
+        0,
+        9,
+        0,
+        0,
+        10,
+        10,
+        1,
+        250,
+        1,
+        2,
+        b"no",
+    )
     assert (found[3][0], struct.unpack("<Iqq", found[3][3])) == (27, (3, 11, 12))
 
 
 def test_a_reader_made_from_the_specification_reads_the_commit_mark() -> None:
     data = (HERE / "committed.qmm").read_bytes()
-    magic, crc, version, reserved, index, epoch, message_position, action_position, time_ms, last = struct.unpack("<4sIIIqqqqqq", data)
-    assert (magic, crc, version, reserved, last) == (b"QMM1", google_crc32c.value(data[8:]), 1, 0, 0)
+    (
+        magic,
+        crc,
+        version,
+        reserved,
+        index,
+        epoch,
+        message_position,
+        action_position,
+        time_ms,
+        last,
+    ) = struct.unpack("<4sIIIqqqqqq", data)
+    assert (magic, crc, version, reserved, last) == (
+        b"QMM1",
+        google_crc32c.value(data[8:]),
+        1,
+        0,
+        0,
+    )
     logs = [(HERE / name).read_bytes() for name in ("message.log", "action.log")]
     assert [message_position, action_position] == [len(log) for log in logs]
-    assert (index, epoch) == max((fields[6], fields[5]) for log in logs for fields, _ in entries(log))
+    assert (index, epoch) == max(
+        (fields[6], fields[5]) for log in logs for fields, _ in entries(log)
+    )
     assert time_ms == 1_800_000_000_000
 
 
-@pytest.mark.parametrize("name", ["message.log", "action.log", "committed.qmm", "frames.bin", "expected.json"])
+@pytest.mark.parametrize(
+    "name", ["message.log", "action.log", "committed.qmm", "frames.bin", "expected.json"]
+)
 def test_this_release_still_writes_the_golden_files(tmp_path: Path, name: str) -> None:
     write_golden_files(tmp_path)
     assert (tmp_path / name).read_bytes() == (HERE / name).read_bytes()

@@ -9,6 +9,32 @@ Three lines in a test: `recorder.record(...)` around each call, `report = check_
 """
 
 from history.checkers import Report, check_all
-from history.events import Ack, Anomaly, Event, History, Note, Poll, Record, Recorder, Reset, Send, load
+from history.events import (
+    Ack,
+    Anomaly,
+    Event,
+    History,
+    Note,
+    Poll,
+    Record,
+    Recorder,
+    Reset,
+    Send,
+    load,
+)
 
-__all__ = ["Ack", "Anomaly", "Event", "History", "Note", "Poll", "Record", "Recorder", "Report", "Reset", "Send", "check_all", "load"]
+__all__ = [
+    "Ack",
+    "Anomaly",
+    "Event",
+    "History",
+    "Note",
+    "Poll",
+    "Record",
+    "Recorder",
+    "Report",
+    "Reset",
+    "Send",
+    "check_all",
+    "load",
+]

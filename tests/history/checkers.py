@@ -95,7 +95,9 @@ def availability(history: History, longest: int = 10) -> list[Gap]:
     if not edges_ns:
         return []
     moments = [min(edges_ns), *times_ns, max(edges_ns)]
-    return heapq.nlargest(longest, (Gap(until - since, since) for since, until in pairwise(moments) if until > since))
+    return heapq.nlargest(
+        longest, (Gap(until - since, since) for since, until in pairwise(moments) if until > since)
+    )
 
 
 def lost(history: History, *, drained: bool, groups: Collection[str] = ()) -> list[Anomaly]:
@@ -107,11 +109,19 @@ def lost(history: History, *, drained: bool, groups: Collection[str] = ()) -> li
         for send, _, _ in history.acked_sends:
             missing = [value for value in send.values if value not in seen]
             if missing:
-                found.append(Anomaly("lost", f"{_some(missing)} acknowledged, never polled by {group or 'anybody'}", (send,)))
+                found.append(
+                    Anomaly(
+                        "lost",
+                        f"{_some(missing)} acknowledged, never polled by {group or 'anybody'}",
+                        (send,),
+                    )
+                )
     return found
 
 
-def lost_below(history: History, *, slack_ns: int = 0, groups: Collection[str] = ()) -> list[Anomaly]:
+def lost_below(
+    history: History, *, slack_ns: int = 0, groups: Collection[str] = ()
+) -> list[Anomaly]:
     """Acknowledged values that no consumer got although a consumer got later values of the same queue. A message whose consumer died is not
     lost before its lease expires; nor is a delayed message before it is due. `slack_ns` is how long that may take: a skipped value counts
     only if it was skipped at least that long before the history's end.
@@ -121,7 +131,11 @@ def lost_below(history: History, *, slack_ns: int = 0, groups: Collection[str] =
         highest = _highest(history, slack_ns, group)
         for send, queue, base in history.acked_sends:
             top, poll = highest.get(queue, (-1, None))
-            missing = [value for sequence, value in enumerate(send.values, base) if sequence < top and value not in seen]
+            missing = [
+                value
+                for sequence, value in enumerate(send.values, base)
+                if sequence < top and value not in seen
+            ]
             if missing and poll is not None:
                 what = f"{_some(missing)} acknowledged, never polled by {group or 'anybody'}, who was at sequence {top} of {queue}"
                 found.append(Anomaly("lost_below", what, (send, poll)))
@@ -142,13 +156,21 @@ def phantom(history: History) -> list[Anomaly]:
                 continue
             told.add(value)
             if value in outcomes.failed:
-                found.append(Anomaly("phantom", f"{value} was polled, but its send failed for certain", (failed_sends[value], poll)))
+                found.append(
+                    Anomaly(
+                        "phantom",
+                        f"{value} was polled, but its send failed for certain",
+                        (failed_sends[value], poll),
+                    )
+                )
             else:
                 found.append(Anomaly("phantom", f"{value} was polled, but never sent", (poll,)))
     return found
 
 
-def _readers(history: History, groups: Collection[str]) -> Iterator[tuple[str | None, Collection[int]]]:
+def _readers(
+    history: History, groups: Collection[str]
+) -> Iterator[tuple[str | None, Collection[int]]]:
     """The groups that must have seen everything, with the values they saw; None stands for all groups together."""
     if not groups:
         yield None, history.seen_by_any
@@ -180,24 +202,35 @@ Claim = tuple[Place, int, Send | Poll]
 def duplicate_stored(history: History) -> list[Anomaly]:
     """Values that were seen at two places: an idempotent producer's retry was stored again."""
     homes: dict[int, Place] = {}
-    moved = {value for place, value, _ in _claims(history) if homes.setdefault(value, place) != place}
+    moved = {
+        value for place, value, _ in _claims(history) if homes.setdefault(value, place) != place
+    }
     proofs: defaultdict[int, dict[Place, Send | Poll]] = defaultdict(dict)
     for place, value, event in _claims(history) if moved else ():
         if value in moved:
             proofs[value].setdefault(place, event)
-    return [Anomaly("duplicate_stored", f"{value} lies at {_places(proof)}", tuple(proof.values())) for value, proof in proofs.items()]
+    return [
+        Anomaly("duplicate_stored", f"{value} lies at {_places(proof)}", tuple(proof.values()))
+        for value, proof in proofs.items()
+    ]
 
 
 def inconsistent_positions(history: History) -> list[Anomaly]:
     """Places that showed two values."""
     holders: dict[Place, int] = {}
-    torn = {place for place, value, _ in _claims(history) if holders.setdefault(place, value) != value}
+    torn = {
+        place for place, value, _ in _claims(history) if holders.setdefault(place, value) != value
+    }
     proofs: defaultdict[Place, dict[int, Send | Poll]] = defaultdict(dict)
     for place, value, event in _claims(history) if torn else ():
         if place in torn:
             proofs[place].setdefault(value, event)
     return [
-        Anomaly("inconsistent_positions", f"{_places([place])} holds {' and '.join(map(str, proof))}", tuple(proof.values()))
+        Anomaly(
+            "inconsistent_positions",
+            f"{_places([place])} holds {' and '.join(map(str, proof))}",
+            tuple(proof.values()),
+        )
         for place, proof in proofs.items()
     ]
 
@@ -282,7 +315,11 @@ def _together(history: History) -> Iterator[Anomaly]:
     polls = history.first_polls({value for _, pair in torn for value in pair})
     for send, (early, late) in torn:
         what = f"{early} and {late} of one batch lie at {_places([homes[early], homes[late]])}"
-        evidence = (send, polls[early]) if polls[early] is polls[late] else (send, polls[early], polls[late])
+        evidence = (
+            (send, polls[early])
+            if polls[early] is polls[late]
+            else (send, polls[early], polls[late])
+        )
         yield Anomaly("send_order", what, evidence)
 
 
@@ -325,7 +362,10 @@ class _Memory:
     def settle(self, ack: Ack, begun: int, place: int) -> None:
         """An acknowledgement counts unless a reset was under way at the same time: then their order is unknown."""
         if begun > max(self._reset_at.get(ack.group, -1), self._reset_at.get(EVERY_GROUP, -1)):
-            names: list[Name] = [*ack.values, *((ack.queue, sequence) for sequence in ack.sequences)]
+            names: list[Name] = [
+                *ack.values,
+                *((ack.queue, sequence) for sequence in ack.sequences),
+            ]
             self._settled[ack.group].update(dict.fromkeys(names, (place, ack)))
 
     def reset(self, reset: Reset, place: int) -> None:
@@ -347,7 +387,9 @@ class _Memory:
     def ack_before(self, poll: Poll, begun: int, names: tuple[Name, ...]) -> Ack | None:
         """The acknowledgement that was answered before this poll began. Returned once, then removed."""
         settled = self._settled.get(poll.group)
-        if not settled or any(group in (poll.group, EVERY_GROUP) for group in self._resetting.values()):
+        if not settled or any(
+            group in (poll.group, EVERY_GROUP) for group in self._resetting.values()
+        ):
             return None
         for name in names:
             place, ack = settled.get(name, (begun, None))
@@ -457,7 +499,9 @@ def _returned(history: History) -> defaultdict[tuple[str, str], set[int]]:
     return found
 
 
-def _judged(poll: Poll, reading: _Reading, stored: set[int], returned: set[int]) -> Iterator[Anomaly]:
+def _judged(
+    poll: Poll, reading: _Reading, stored: set[int], returned: set[int]
+) -> Iterator[Anomaly]:
     within = False
     for record in poll.records:
         sequence = record.sequence
@@ -469,11 +513,17 @@ def _judged(poll: Poll, reading: _Reading, stored: set[int], returned: set[int])
         kind = "int_" if within else ""
         if sequence < reading.top:
             if sequence >= reading.excused_below:
-                yield Anomaly(f"{kind}nonmonotonic_poll", f"sequence {sequence} came after {reading.top}", evidence)
+                yield Anomaly(
+                    f"{kind}nonmonotonic_poll",
+                    f"sequence {sequence} came after {reading.top}",
+                    evidence,
+                )
         elif reading.is_unsure:
             reading.excused_below = sequence
         elif reading.top >= 0:
-            left_out = stored.intersection(range(reading.top + 1, sequence)) - reading.seen - returned
+            left_out = (
+                stored.intersection(range(reading.top + 1, sequence)) - reading.seen - returned
+            )
             if left_out:
                 what = f"{len(left_out)} messages from sequence {min(left_out)} on were left out before {sequence}"
                 yield Anomaly(f"{kind}poll_skip", what, evidence)
@@ -532,7 +582,17 @@ class Report:
     @property
     def counts(self) -> dict[str, int]:
         """The figures by name."""
-        names = ("sent", "acked", "unknown", "failed", "polled", "deliveries", "delivered_twice", "recovered", "unseen")
+        names = (
+            "sent",
+            "acked",
+            "unknown",
+            "failed",
+            "polled",
+            "deliveries",
+            "delivered_twice",
+            "recovered",
+            "unseen",
+        )
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -542,14 +602,26 @@ class Report:
 
     def to_json(self, shown_max: int = SHOWN_MAX) -> dict[str, object]:
         """The report as plain values, with the number of all anomalies and the first few of each name."""
-        shown = [{"name": found.name, "what": found.what, "evidence": [*map(brief, found.evidence)]} for found in self._first(shown_max)]
+        shown = [
+            {"name": found.name, "what": found.what, "evidence": [*map(brief, found.evidence)]}
+            for found in self._first(shown_max)
+        ]
         gaps = [gap._asdict() for gap in self.gaps]
-        return {"ok": self.ok, "drained": self.drained, **self.counts, "gaps": gaps, "found": dict(self.names), "anomalies": shown}
+        return {
+            "ok": self.ok,
+            "drained": self.drained,
+            **self.counts,
+            "gaps": gaps,
+            "found": dict(self.names),
+            "anomalies": shown,
+        }
 
     def __str__(self) -> str:
         figures = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
         longest = f"; longest gap {self.gaps[0].gap_ns / 1e6:,.1f} ms" if self.gaps else ""
-        verdict = ", ".join(f"{name} {count:,}" for name, count in self.names.items()) or "no anomaly"
+        verdict = (
+            ", ".join(f"{name} {count:,}" for name, count in self.names.items()) or "no anomaly"
+        )
         head = f"{verdict} ({'drained' if self.drained else 'not drained'})"
         return "\n".join([head, figures + longest, *map(str, self._first(SHOWN_MAX))])
 
@@ -561,7 +633,9 @@ class Report:
                 yield anomaly
 
 
-def check_all(events: Iterable[Event], *, drained: bool, slack_ns: int = 0, groups: Collection[str] = ()) -> Report:
+def check_all(
+    events: Iterable[Event], *, drained: bool, slack_ns: int = 0, groups: Collection[str] = ()
+) -> Report:
     """Every checker over one history.
 
     `drained`: consumers continued until nothing came, so everything acknowledged must have been seen. If not, `lost_below` judges instead
@@ -569,7 +643,11 @@ def check_all(events: Iterable[Event], *, drained: bool, slack_ns: int = 0, grou
     """
     history = events if isinstance(events, History) else History(events)
     anomalies = [
-        *(lost(history, drained=True, groups=groups) if drained else lost_below(history, slack_ns=slack_ns, groups=groups)),
+        *(
+            lost(history, drained=True, groups=groups)
+            if drained
+            else lost_below(history, slack_ns=slack_ns, groups=groups)
+        ),
         *phantom(history),
         *duplicate_stored(history),
         *inconsistent_positions(history),

@@ -138,12 +138,24 @@ def learn(*kinds: type[Operation], **nested: Callable[[Any], object]) -> None:
     """Have the format know more kinds of events; a field of one name is read in the same way in all of them."""
     for kind in kinds:
         KINDS[kind.f] = kind  # type: ignore[attr-defined]
-        OPTIONAL[kind] = [field.name for field in fields(kind) if field.name not in ("process", "type", "f")]
+        OPTIONAL[kind] = [
+            field.name for field in fields(kind) if field.name not in ("process", "type", "f")
+        ]
     NESTED.update(nested)
 
 
-learn(Send, Poll, Ack, Reset, values=tuple, sequences=tuple, records=lambda found: tuple(Record(*each) for each in found))
-OPTIONAL[Note] = [field.name for field in fields(Note) if field.name not in ("process", "type", "f")]
+learn(
+    Send,
+    Poll,
+    Ack,
+    Reset,
+    values=tuple,
+    sequences=tuple,
+    records=lambda found: tuple(Record(*each) for each in found),
+)
+OPTIONAL[Note] = [
+    field.name for field in fields(Note) if field.name not in ("process", "type", "f")
+]
 
 
 def to_json(event: Operation) -> str:
@@ -201,7 +213,12 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 

@@ -9,8 +9,27 @@ import pytest
 from support import forms
 
 from history import History, Record, check_all
-from history.cases import BAD, GOOD, Case, answered_nowhere, done, got, refused, sent, tried, unknown
-from history.checkers import Gap, availability, delivered_twice, deliveries, lost, lost_below, recovered
+from history.cases import (
+    BAD,
+    GOOD,
+    Case,
+    answered_nowhere,
+    done,
+    got,
+    refused,
+    sent,
+    tried,
+    unknown,
+)
+from history.checkers import (
+    Gap,
+    availability,
+    delivered_twice,
+    deliveries,
+    lost,
+    lost_below,
+    recovered,
+)
 from history.events import Event, Poll, Send
 
 
@@ -49,12 +68,24 @@ def test_lost_says_nothing_about_a_history_that_was_not_drained() -> None:
 
 
 def test_deliveries_are_counted_for_each_group() -> None:
-    history = History(sent(1, 2, at=0) + got((0, 1), (1, 2)) + got((0, 1, 2), by="c2") + got((0, 1), by="d1", group="audit"))
+    history = History(
+        sent(1, 2, at=0)
+        + got((0, 1), (1, 2))
+        + got((0, 1, 2), by="c2")
+        + got((0, 1), by="d1", group="audit")
+    )
     assert (deliveries(history), delivered_twice(history)) == (4, 1)
 
 
 def test_values_stored_without_an_answer_are_recovered() -> None:
-    assert recovered(History(unknown(1) + tried(2) + unknown(3) + sent(4, at=2) + got((0, 1), (1, 2), (2, 4)))) == 2
+    assert (
+        recovered(
+            History(
+                unknown(1) + tried(2) + unknown(3) + sent(4, at=2) + got((0, 1), (1, 2), (2, 4))
+            )
+        )
+        == 2
+    )
 
 
 def test_one_poll_may_be_answered_from_several_queues() -> None:
@@ -83,12 +114,22 @@ def test_gaps_begin_at_the_first_attempt_and_end_at_the_last() -> None:
 
 
 def test_a_broker_that_never_answers_is_one_long_gap() -> None:
-    history = History(replace(event, t_ns=t_ns) for event, t_ns in zip(unknown(1) + unknown(2), (5, 6, 7, 105), strict=True))
+    history = History(
+        replace(event, t_ns=t_ns)
+        for event, t_ns in zip(unknown(1) + unknown(2), (5, 6, 7, 105), strict=True)
+    )
     assert availability(history) == [Gap(100, 5)]
 
 
 def test_the_report_counts_values() -> None:
-    events = sent(1, 2, at=0) + unknown(3) + tried(4) + refused(5) + got((0, 1), (1, 2), (2, 3)) + got((0, 1, 2))
+    events = (
+        sent(1, 2, at=0)
+        + unknown(3)
+        + tried(4)
+        + refused(5)
+        + got((0, 1), (1, 2), (2, 3))
+        + got((0, 1, 2))
+    )
     counts = check_all(events, drained=True).counts
     assert counts == {
         "sent": 5,
@@ -104,12 +145,17 @@ def test_the_report_counts_values() -> None:
 
 
 def test_a_value_is_counted_once_by_its_best_attempt() -> None:
-    counts = check_all(refused(1) + unknown(1) + refused(2) + sent(2, at=0) + refused(3) + refused(3), drained=False).counts
+    counts = check_all(
+        refused(1) + unknown(1) + refused(2) + sent(2, at=0) + refused(3) + refused(3),
+        drained=False,
+    ).counts
     assert (counts["sent"], counts["acked"], counts["unknown"], counts["failed"]) == (3, 1, 1, 1)
 
 
 def test_the_report_is_json_and_text_and_stays_short() -> None:
-    report = check_all([event for value in range(100) for event in sent(value, at=value)], drained=True)
+    report = check_all(
+        [event for value in range(100) for event in sent(value, at=value)], drained=True
+    )
     told = json.loads(json.dumps(report.to_json(shown_max=3)))
     assert told["found"] == {"lost": 100}
     assert len(told["anomalies"]) == 3
@@ -128,7 +174,9 @@ def test_an_answer_that_does_not_say_where_is_refused() -> None:
     with pytest.raises(ValueError, match="must say where"):
         check_all(answered_nowhere(), drained=True)
     with pytest.raises(ValueError, match="must say from where"):
-        check_all([Poll(process="c1", type="ok", group="billing", records=(Record(0, 1),))], drained=True)
+        check_all(
+            [Poll(process="c1", type="ok", group="billing", records=(Record(0, 1),))], drained=True
+        )
 
 
 @pytest.mark.sampled
@@ -141,5 +189,8 @@ def test_a_history_of_many_values_is_judged_in_linear_time() -> None:
         events += got(*((value, value) for value in range(base, base + 100)))
         events += done(*range(base, base + 100))
     assert check_all(events, drained=True).ok
-    swapped = [replace(event, values=event.values[::-1]) if isinstance(event, Send) else event for event in events]
+    swapped = [
+        replace(event, values=event.values[::-1]) if isinstance(event, Send) else event
+        for event in events
+    ]
     assert check_all(swapped, drained=True).names["inconsistent_positions"] == count

@@ -23,8 +23,13 @@ def test_a_line_leaves_out_unknown_fields() -> None:
     assert to_json(Send(process="p1", type="invoke", subject="s", values=(7,))) == (
         '{"process":"p1","type":"invoke","f":"send","t_ns":0,"subject":"s","values":[7]}'
     )
-    poll = Poll(process="c1", type="ok", group="g", queue="s/0@g1", records=(Record(4, 7, 2),), t_ns=9)
-    assert to_json(poll) == '{"process":"c1","type":"ok","f":"poll","t_ns":9,"group":"g","queue":"s/0@g1","records":[[4,7,2]]}'
+    poll = Poll(
+        process="c1", type="ok", group="g", queue="s/0@g1", records=(Record(4, 7, 2),), t_ns=9
+    )
+    assert (
+        to_json(poll)
+        == '{"process":"c1","type":"ok","f":"poll","t_ns":9,"group":"g","queue":"s/0@g1","records":[[4,7,2]]}'
+    )
 
 
 def test_an_unknown_operation_is_a_note() -> None:
@@ -33,7 +38,14 @@ def test_an_unknown_operation_is_a_note() -> None:
     )
 
 
-@pytest.mark.parametrize("line", ['{"process":"p","type":"done","f":"send"}', '{"process":"p","type":"ok","f":"send","colour":1}', "{"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"process":"p","type":"done","f":"send"}',
+        '{"process":"p","type":"ok","f":"send","colour":1}',
+        "{",
+    ],
+)
 def test_a_line_of_another_format_is_refused(line: str) -> None:
     with pytest.raises((ValueError, TypeError)):
         from_json(line)
@@ -44,7 +56,9 @@ def test_recorded_events_are_stamped_and_loaded_in_order(tmp_path: Path) -> None
         begun = recorder.record(Send(process="p1", type="invoke", subject="s", values=(1,)))
         ended = recorder.record(begun.ended("ok", queue="s/0@g1", sequence=0))
         reset = recorder.record(Reset(process="o", type="ok", t_ns=7))
-        assert [event.t_ns for event in load(tmp_path / "h.jsonl")] == [100, 101, 7], "a line is in the file as soon as it is recorded"
+        assert [event.t_ns for event in load(tmp_path / "h.jsonl")] == [100, 101, 7], (
+            "a line is in the file as soon as it is recorded"
+        )
     assert load(tmp_path / "h.jsonl") == [begun, ended, reset]
 
 
@@ -64,7 +78,9 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_lines_of_threads_do_not_mix(tmp_path: Path) -> None:
     def work(process: int) -> None:
         for value in range(200):
-            recorder.record(Send(process=f"p{process}", type="invoke", subject="s", values=(value,) * 50))
+            recorder.record(
+                Send(process=f"p{process}", type="invoke", subject="s", values=(value,) * 50)
+            )
 
     with Recorder(tmp_path / "h.jsonl") as recorder, ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))

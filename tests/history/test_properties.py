@@ -29,10 +29,26 @@ GROUPS = ("billing", "audit")
 PRODUCERS = 2
 CONSUMERS = 2
 # An outcome and whether the operation had its effect.
-FATES: tuple[tuple[Type | None, bool], ...] = (("ok", True), ("ok", True), ("fail", False), ("info", True), ("info", False), (None, True))
+FATES: tuple[tuple[Type | None, bool], ...] = (
+    ("ok", True),
+    ("ok", True),
+    ("fail", False),
+    ("info", True),
+    ("info", False),
+    (None, True),
+)
 
 # How often each step is taken. Resets and elections are rare, or nothing would stay acknowledged and no epoch would have two sends.
-WEIGHTS = {"send": 6, "sent": 6, "poll": 10, "polled": 12, "ack": 8, "acked": 8, "reset": 0.3, "elect": 0.5}
+WEIGHTS = {
+    "send": 6,
+    "sent": 6,
+    "poll": 10,
+    "polled": 12,
+    "ack": 8,
+    "acked": 8,
+    "reset": 0.3,
+    "elect": 0.5,
+}
 
 
 @dataclass
@@ -41,7 +57,9 @@ class Broker:
 
     lines: list[Event] = field(default_factory=list)
     stored: dict[str, list[int]] = field(default_factory=lambda: {queue: [] for queue in QUEUES})
-    settled: defaultdict[str, set[tuple[str, int]]] = field(default_factory=lambda: defaultdict(set))
+    settled: defaultdict[str, set[tuple[str, int]]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
     sending: defaultdict[int, list[Send]] = field(default_factory=lambda: defaultdict(list))
     polling: dict[str, tuple[Poll, str, tuple[Record, ...]]] = field(default_factory=dict)
     acking: dict[str, Ack] = field(default_factory=dict)
@@ -72,7 +90,11 @@ class Broker:
         if is_effective:
             self.stored[queue].extend(begun.values)
         if end == "ok":
-            self.write(begun.ended("ok", queue=queue, sequence=base, epoch=self.epoch, replica=f"r{self.epoch % 3}"))
+            self.write(
+                begun.ended(
+                    "ok", queue=queue, sequence=base, epoch=self.epoch, replica=f"r{self.epoch % 3}"
+                )
+            )
         elif end is not None:
             self.write(begun.ended(end))
 
@@ -82,7 +104,11 @@ class Broker:
         process = f"{group}-{who % CONSUMERS}"
         if process not in self.polling:
             begun = Poll(process=process, type="invoke", group=group)
-            self.polling[process] = (begun, QUEUES[where], self.due(group, QUEUES[where])[: which + 1])
+            self.polling[process] = (
+                begun,
+                QUEUES[where],
+                self.due(group, QUEUES[where])[: which + 1],
+            )
             self.write(begun)
 
     def polled(self, who: int, _: int, which: int) -> None:
@@ -107,7 +133,9 @@ class Broker:
         if how:
             self.acking[process] = replace(begun, values=tuple(record.value for record in records))
         else:
-            self.acking[process] = replace(begun, sequences=tuple(record.sequence for record in records))
+            self.acking[process] = replace(
+                begun, sequences=tuple(record.sequence for record in records)
+            )
         self.write(self.acking[process])
         self.held.pop(process)
 
@@ -139,7 +167,11 @@ class Broker:
     def due(self, group: str, queue: str) -> tuple[Record, ...]:
         """The messages that a group has not acknowledged."""
         places = enumerate(self.stored[queue])
-        return tuple(Record(sequence, value) for sequence, value in places if (queue, sequence) not in self.settled[group])
+        return tuple(
+            Record(sequence, value)
+            for sequence, value in places
+            if (queue, sequence) not in self.settled[group]
+        )
 
     def drain(self) -> None:
         """Deliver all messages that are not acknowledged."""
@@ -169,7 +201,10 @@ T = TypeVar("T")
 NOWHERE = 10_000
 DRAW = st.data()
 # Most drawn histories have what a lie needs; those that have not are drawn again.
-lies = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], max_examples=examples(50))
+lies = settings(
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    max_examples=examples(50),
+)
 
 
 def pick(data: st.DataObject, choices: list[T]) -> T:
@@ -187,21 +222,32 @@ def names(events: list[Event], *, drained: bool = True) -> set[str]:
 
 def forgotten(events: list[Event], value: int) -> list[Event]:
     """The history as if no poll had ever shown the value."""
-    return [rewritten(event, lambda record: None if record.value == value else record) for event in events]
+    return [
+        rewritten(event, lambda record: None if record.value == value else record)
+        for event in events
+    ]
 
 
 def rewritten(event: Event, change: Callable[[Record], Record | None]) -> Event:
     if not isinstance(event, Poll):
         return event
-    return replace(event, records=tuple(record for old in event.records if (record := change(old)) is not None))
+    return replace(
+        event, records=tuple(record for old in event.records if (record := change(old)) is not None)
+    )
 
 
 def full_polls(events: list[Event]) -> list[int]:
-    return [place for place, event in enumerate(events) if isinstance(event, Poll) and event.records]
+    return [
+        place for place, event in enumerate(events) if isinstance(event, Poll) and event.records
+    ]
 
 
 def answered(events: list[Event]) -> list[int]:
-    return [place for place, event in enumerate(events) if isinstance(event, Send) and event.type == "ok"]
+    return [
+        place
+        for place, event in enumerate(events)
+        if isinstance(event, Send) and event.type == "ok"
+    ]
 
 
 def with_record(events: list[Event], place: int, record: Record) -> list[Event]:
@@ -215,11 +261,15 @@ def test_a_correct_history_has_no_anomaly(events: list[Event]) -> None:
     report = check_all(events, drained=True)
     assert report.ok, str(report)
     assert lost_below(History(events)) == []
-    assert report.deliveries - report.delivered_twice == sum(map(len, History(events).seen.values()))
+    assert report.deliveries - report.delivered_twice == sum(
+        map(len, History(events).seen.values())
+    )
 
 
 @given(HISTORIES, st.integers(0, 100))
-def test_the_beginning_of_a_correct_history_has_no_anomaly(events: list[Event], length: int) -> None:
+def test_the_beginning_of_a_correct_history_has_no_anomaly(
+    events: list[Event], length: int
+) -> None:
     """Operations that are under way at the cut have an unknown outcome, which is never an anomaly."""
     cut = events[:length]
     assert names(cut, drained=False) <= {"lost_below"}
@@ -243,47 +293,70 @@ def test_a_value_that_no_poll_shows_is_lost(events: list[Event], data: st.DataOb
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_hole_below_the_highest_is_lost_without_draining(events: list[Event], data: st.DataObject) -> None:
+def test_a_hole_below_the_highest_is_lost_without_draining(
+    events: list[Event], data: st.DataObject
+) -> None:
     history, tops = History(events), dict.fromkeys(QUEUES, -1)
     for poll, queue in history.polls:
         tops[queue] = max(tops[queue], *(record.sequence for record in poll.records))
-    below = [value for send, queue, base in history.acked_sends for place, value in enumerate(send.values, base) if place < tops[queue]]
+    below = [
+        value
+        for send, queue, base in history.acked_sends
+        for place, value in enumerate(send.values, base)
+        if place < tops[queue]
+    ]
     value = pick(data, below)
     assert names(forgotten(events, value), drained=False) - SKIPS == {"lost_below"}
 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_polled_value_that_was_never_sent_is_a_phantom(events: list[Event], data: st.DataObject) -> None:
+def test_a_polled_value_that_was_never_sent_is_a_phantom(
+    events: list[Event], data: st.DataObject
+) -> None:
     place = pick(data, full_polls(events))
     assert names(with_record(events, place, Record(NOWHERE, NOWHERE))) == {"phantom"}
 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_polled_value_whose_send_failed_is_a_phantom(events: list[Event], data: st.DataObject) -> None:
+def test_a_polled_value_whose_send_failed_is_a_phantom(
+    events: list[Event], data: st.DataObject
+) -> None:
     place = pick(data, answered(events))
     send = events[place]
     assert isinstance(send, Send)
-    lie = [*events[:place], replace(send, type="fail", queue=None, sequence=None), *events[place + 1 :]]
+    lie = [
+        *events[:place],
+        replace(send, type="fail", queue=None, sequence=None),
+        *events[place + 1 :],
+    ]
     assert names(lie) == {"phantom"}
     assert check_all(lie, drained=True).names["phantom"] == len(send.values)
 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_value_at_a_second_place_is_stored_twice(events: list[Event], data: st.DataObject) -> None:
+def test_a_value_at_a_second_place_is_stored_twice(
+    events: list[Event], data: st.DataObject
+) -> None:
     """The false line is the last one and belongs to a new group, so that it causes no other anomaly."""
     value = pick(data, sorted(History(events).seen_by_any))
     begun = Poll(process="x", type="invoke", group="x")
-    lie = [*events, begun, begun.ended("ok", queue=pick(data, list(QUEUES)), records=(Record(NOWHERE, value),))]
+    lie = [
+        *events,
+        begun,
+        begun.ended("ok", queue=pick(data, list(QUEUES)), records=(Record(NOWHERE, value),)),
+    ]
     assert names(lie) == {"duplicate_stored"}
     assert len(duplicate_stored(History(lie))) == 1
 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_two_values_that_changed_places_are_inconsistent(events: list[Event], data: st.DataObject) -> None:
+def test_two_values_that_changed_places_are_inconsistent(
+    events: list[Event], data: st.DataObject
+) -> None:
     place = pick(data, [place for place in full_polls(events) if len(events[place].records) > 1])  # type: ignore[union-attr]
     poll = events[place]
     assert isinstance(poll, Poll)
@@ -299,7 +372,9 @@ def test_two_values_that_changed_places_are_inconsistent(events: list[Event], da
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_later_send_that_lies_earlier_breaks_the_order(events: list[Event], data: st.DataObject) -> None:
+def test_a_later_send_that_lies_earlier_breaks_the_order(
+    events: list[Event], data: st.DataObject
+) -> None:
     """The producer claims to have begun the second send before the first."""
     history = History(events)
     pairs = [
@@ -309,7 +384,11 @@ def test_a_later_send_that_lies_earlier_breaks_the_order(events: list[Event], da
         if (first.process, queue) == (second.process, other)
     ]
     early, late = pick(data, pairs)
-    begun = {event.values: place for place, event in enumerate(events) if isinstance(event, Send) and event.type == "invoke"}
+    begun = {
+        event.values: place
+        for place, event in enumerate(events)
+        if isinstance(event, Send) and event.type == "invoke"
+    }
     lie = list(events)
     lie.insert(begun[early], lie.pop(begun[late]))
     assert names(lie) == {"send_order"}
@@ -320,17 +399,30 @@ def test_a_later_send_that_lies_earlier_breaks_the_order(events: list[Event], da
 def test_a_torn_unknown_batch_breaks_the_order(events: list[Event], data: st.DataObject) -> None:
     history = History(events)
     torn = history.outcomes.unknown & history.seen_by_any
-    sends = [event for event in history.sends if event.type == "invoke" and len(event.values) > 1 and event.values[0] in torn]
+    sends = [
+        event
+        for event in history.sends
+        if event.type == "invoke" and len(event.values) > 1 and event.values[0] in torn
+    ]
     value = pick(data, sends).values[-1]
-    lie = [rewritten(event, lambda r: Record(r.sequence + NOWHERE, r.value) if r.value == value else r) for event in events]
+    lie = [
+        rewritten(event, lambda r: Record(r.sequence + NOWHERE, r.value) if r.value == value else r)
+        for event in events
+    ]
     assert names(lie) - SKIPS == {"send_order"}
 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_message_that_comes_back_after_its_acknowledgement(events: list[Event], data: st.DataObject) -> None:
+def test_a_message_that_comes_back_after_its_acknowledgement(
+    events: list[Event], data: st.DataObject
+) -> None:
     reset = {event.group for event in events if isinstance(event, Reset)}
-    acks = [event for event in events if isinstance(event, Ack) and event.type == "ok" and event.group not in reset]
+    acks = [
+        event
+        for event in events
+        if isinstance(event, Ack) and event.type == "ok" and event.group not in reset
+    ]
     ack = pick(data, acks)
     shown = {
         record
@@ -341,7 +433,10 @@ def test_a_message_that_comes_back_after_its_acknowledgement(events: list[Event]
     begun = Poll(process="x", type="invoke", group=ack.group)
     again = begun.ended("ok", queue=ack.queue, records=(pick(data, sorted(shown)),))
     assert names([*events, begun, again]) == {"delivered_after_ack"}
-    assert names([*events, Reset(process="operator", type="ok", group=ack.group), begun, again]) == set()
+    assert (
+        names([*events, Reset(process="operator", type="ok", group=ack.group), begun, again])
+        == set()
+    )
 
 
 @lies
@@ -349,6 +444,9 @@ def test_a_message_that_comes_back_after_its_acknowledgement(events: list[Event]
 def test_a_second_master_in_an_epoch(events: list[Event], data: st.DataObject) -> None:
     sends = [send for send, _, _ in History(events).acked_sends]
     masters = [(send.epoch, (send.queue or "").rpartition("@")[2]) for send in sends]
-    send = pick(data, [send for send, master in zip(sends, masters, strict=True) if masters.count(master) > 1])
+    send = pick(
+        data,
+        [send for send, master in zip(sends, masters, strict=True) if masters.count(master) > 1],
+    )
     lie = [replace(event, replica="usurper") if event is send else event for event in events]
     assert names(lie) == {"two_masters"}

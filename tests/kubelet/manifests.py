@@ -21,9 +21,7 @@ from support import needs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CHART: Final = ROOT / "deploy" / "helm" / "qmq"
-EVERYTHING: Final = (
-    "tls.enabled=true,tls.issuer.name=ca,gateway.enabled=true,console.enabled=true,podMonitor.enabled=true,etcd.tlsSecret=etcd"
-)
+EVERYTHING: Final = "tls.enabled=true,tls.issuer.name=ca,gateway.enabled=true,console.enabled=true,podMonitor.enabled=true,etcd.tlsSecret=etcd"
 OPTIONAL: Final = "tls.enabled=true,tls.issuer.name=ca,tls.clients=optional"
 
 
@@ -34,12 +32,23 @@ def tools() -> Path:
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([tools() / "helm" / "helm", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [tools() / "helm" / "helm", *arguments], capture_output=True, text=True, check=False
+    )
 
 
 def rendered(values: str = "", *options: str) -> list[dict[str, Any]]:
     more = (*(("--set", values) if values else ()), *options)
-    done = helm("template", "qmq", str(CHART), "--namespace", "qmq", "--api-versions", "monitoring.coreos.com/v1", *more)
+    done = helm(
+        "template",
+        "qmq",
+        str(CHART),
+        "--namespace",
+        "qmq",
+        "--api-versions",
+        "monitoring.coreos.com/v1",
+        *more,
+    )
     assert done.returncode == 0, done.stderr
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
@@ -90,7 +99,16 @@ ADDED_TO_PODS: Final = frozenset(
 )
 """What the API server, the controllers and the scheduler add to a pod, and needs nothing of a kubelet here."""
 ADDED_TO_CONTAINERS: Final = frozenset(["terminationMessagePath", "terminationMessagePolicy"])
-PROBE_FIELDS: Final = frozenset(["httpGet", "tcpSocket", "periodSeconds", "timeoutSeconds", "failureThreshold", "successThreshold"])
+PROBE_FIELDS: Final = frozenset(
+    [
+        "httpGet",
+        "tcpSocket",
+        "periodSeconds",
+        "timeoutSeconds",
+        "failureThreshold",
+        "successThreshold",
+    ]
+)
 HOSTNAME: Final = "kubernetes.io/hostname"
 
 
@@ -171,34 +189,70 @@ def pod_template(pod: Mapping[str, Any]) -> PodTemplate:
     """The template of a pod as the API server has it. Raises NotHonoured."""
     spec = {name: value for name, value in pod["spec"].items() if name not in ADDED_TO_PODS}
     spec["containers"] = [
-        {name: value for name, value in each.items() if name not in ADDED_TO_CONTAINERS} for each in pod["spec"]["containers"]
+        {name: value for name, value in each.items() if name not in ADDED_TO_CONTAINERS}
+        for each in pod["spec"]["containers"]
     ]
-    return _template(pod["metadata"]["name"], {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": spec})
+    return _template(
+        pod["metadata"]["name"], {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": spec}
+    )
 
 
 def budgets(objects: Iterable[Mapping[str, Any]]) -> list[Budget]:
     found = [each for each in objects if each["kind"] == "PodDisruptionBudget"]
-    return [Budget(each["metadata"]["name"], each["spec"]["selector"]["matchLabels"], each["spec"]["maxUnavailable"]) for each in found]
+    return [
+        Budget(
+            each["metadata"]["name"],
+            each["spec"]["selector"]["matchLabels"],
+            each["spec"]["maxUnavailable"],
+        )
+        for each in found
+    ]
 
 
 def _pod_set(found: Mapping[str, Any]) -> PodSet:
     spec, name = found["spec"], found["metadata"]["name"]
     is_stateful = found["kind"] == "StatefulSet"
     if is_stateful:
-        _require(spec["podManagementPolicy"] == "Parallel" and spec["updateStrategy"] == {"type": "RollingUpdate"}, name, "its strategy")
+        _require(
+            spec["podManagementPolicy"] == "Parallel"
+            and spec["updateStrategy"] == {"type": "RollingUpdate"},
+            name,
+            "its strategy",
+        )
     else:
-        _require(spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}, name, "its strategy")
+        _require(
+            spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1},
+            name,
+            "its strategy",
+        )
     template = _template(name, spec["template"])
-    return PodSet(name, is_stateful, spec["replicas"], spec.get("minReadySeconds", 0), spec.get("serviceName", ""), template)
+    return PodSet(
+        name,
+        is_stateful,
+        spec["replicas"],
+        spec.get("minReadySeconds", 0),
+        spec.get("serviceName", ""),
+        template,
+    )
 
 
 def _template(name: str, found: Mapping[str, Any]) -> PodTemplate:
     spec = found["spec"]
-    _require(not spec.keys() - POD_FIELDS, name, f"fields {sorted(spec.keys() - POD_FIELDS)} of its pods")
+    _require(
+        not spec.keys() - POD_FIELDS, name, f"fields {sorted(spec.keys() - POD_FIELDS)} of its pods"
+    )
     (container,) = spec["containers"]
-    _require(not container.keys() - CONTAINER_FIELDS, name, f"fields {sorted(container.keys() - CONTAINER_FIELDS)} of its container")
+    _require(
+        not container.keys() - CONTAINER_FIELDS,
+        name,
+        f"fields {sorted(container.keys() - CONTAINER_FIELDS)} of its container",
+    )
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
-    secrets = {each["name"]: each["secret"]["secretName"] for each in spec.get("volumes", ()) if "secret" in each}
+    secrets = {
+        each["name"]: each["secret"]["secretName"]
+        for each in spec.get("volumes", ())
+        if "secret" in each
+    }
     stop = container.get("lifecycle", {}).get("preStop", {"exec": {"command": []}})
     _require(stop.keys() == {"exec"}, name, "a preStop that is no command")
     return PodTemplate(
@@ -213,10 +267,16 @@ def _template(name: str, found: Mapping[str, Any]) -> PodTemplate:
         pre_stop=tuple(stop["exec"]["command"]),
         grace_s=spec["terminationGracePeriodSeconds"],
         spreads_hosts=any(
-            each["topologyKey"] == HOSTNAME and each["whenUnsatisfiable"] == "DoNotSchedule" and each["maxSkew"] == 1
+            each["topologyKey"] == HOSTNAME
+            and each["whenUnsatisfiable"] == "DoNotSchedule"
+            and each["maxSkew"] == 1
             for each in spec["topologySpreadConstraints"]
         ),
-        secrets={each["mountPath"]: secrets[each["name"]] for each in container["volumeMounts"] if each["name"] in secrets},
+        secrets={
+            each["mountPath"]: secrets[each["name"]]
+            for each in container["volumeMounts"]
+            if each["name"] in secrets
+        },
         revision=hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:10],
     )
 
@@ -232,7 +292,11 @@ def _value(name: str, variable: Mapping[str, Any]) -> str:
 def _probe(name: str, found: Mapping[str, Any] | None, ports: Mapping[str, int]) -> Probe | None:
     if found is None:
         return None
-    _require(not found.keys() - PROBE_FIELDS, name, f"fields {sorted(found.keys() - PROBE_FIELDS)} of a probe")
+    _require(
+        not found.keys() - PROBE_FIELDS,
+        name,
+        f"fields {sorted(found.keys() - PROBE_FIELDS)} of a probe",
+    )
     asked = found.get("httpGet") or found["tcpSocket"]
     # A probe over HTTPS goes over HTTP here: pods have loopback addresses, where their metrics port has no TLS.
     _require(asked.get("scheme", "HTTP") in ("HTTP", "HTTPS"), name, "the scheme of a probe")
@@ -250,7 +314,12 @@ def _require(is_honoured: bool, name: str, what: str) -> None:
         raise NotHonoured(f"{name}: {what}")
 
 
-OPTIONS = ("--set", "etcd.endpoints={etcd.test:2379}", "--set-json", 'groups=[{"name":"g1","kind":"broker"},{"name":"g2","kind":"broker"}]')
+OPTIONS = (
+    "--set",
+    "etcd.endpoints={etcd.test:2379}",
+    "--set-json",
+    'groups=[{"name":"g1","kind":"broker"},{"name":"g2","kind":"broker"}]',
+)
 
 
 NODES = ("n1", "n2", "n3", "n4")

@@ -74,7 +74,9 @@ class KubernetesApi:
         self._trust = ssl.create_default_context(cafile=str(certificate))
         self._connection: http.client.HTTPSConnection | None = None
 
-    async def call(self, method: str, path: str, body: object = None, kind: str = "application/json") -> Any:
+    async def call(
+        self, method: str, path: str, body: object = None, kind: str = "application/json"
+    ) -> Any:
         """The answer. Raises ApiRefused, OSError."""
         return await asyncio.to_thread(self._call, method, path, body, kind)
 
@@ -84,10 +86,14 @@ class KubernetesApi:
 
     def _call(self, method: str, path: str, body: object, kind: str) -> Any:
         if self._connection is None:
-            self._connection = http.client.HTTPSConnection("127.0.0.1", self._port, timeout=60, context=self._trust)
+            self._connection = http.client.HTTPSConnection(
+                "127.0.0.1", self._port, timeout=60, context=self._trust
+            )
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
         try:
-            self._connection.request(method, path, None if body is None else json.dumps(body), headers)
+            self._connection.request(
+                method, path, None if body is None else json.dumps(body), headers
+            )
             answer = self._connection.getresponse()
             text = answer.read().decode()
         except (OSError, http.client.HTTPException):
@@ -125,7 +131,9 @@ class ControlPlane:
 
     async def start(self, *, within_s: float = 120.0) -> None:
         self._folder.mkdir()
-        key, tokens, kubeconfig = (self._folder / name for name in ("accounts.key", "tokens.csv", "kubeconfig.json"))
+        key, tokens, kubeconfig = (
+            self._folder / name for name in ("accounts.key", "tokens.csv", "kubeconfig.json")
+        )
         _write_key(key)
         tokens.write_text(f'{self._token},tests,tests,"system:masters"\n')
         kubeconfig.write_text(json.dumps(self._kubeconfig()))
@@ -150,14 +158,19 @@ class ControlPlane:
         shared = (f"--kubeconfig={kubeconfig}", "--leader-elect=false", "--secure-port=0")
         self._spawn("kube-scheduler", *shared)
         self._spawn(
-            "kube-controller-manager", *shared, f"--controllers={','.join(CONTROLLERS)}", f"--service-account-private-key-file={key}"
+            "kube-controller-manager",
+            *shared,
+            f"--controllers={','.join(CONTROLLERS)}",
+            f"--service-account-private-key-file={key}",
         )
 
     def _spawn(self, name: str, *options: str) -> None:
         folder = needs.find_control_plane()
         assert folder is not None
         argv = [str(folder / name), *options]
-        self._running.append(processes.spawn(argv, dict(os.environ), self._folder / f"{name}.log", dies_with_us=True))
+        self._running.append(
+            processes.spawn(argv, dict(os.environ), self._folder / f"{name}.log", dies_with_us=True)
+        )
 
     async def _is_ready(self) -> bool:
         if not (self._folder / "apiserver.crt").exists():
@@ -172,11 +185,17 @@ class ControlPlane:
 
     def _require_alive(self) -> None:
         if any(processes.state(each) == "dead" for each in self._running):
-            logs = {path.name: path.read_text(errors="replace")[-600:] for path in self._folder.glob("*.log")}
+            logs = {
+                path.name: path.read_text(errors="replace")[-600:]
+                for path in self._folder.glob("*.log")
+            }
             raise RuntimeError(f"the control plane ended: {logs}")
 
     def _kubeconfig(self) -> dict[str, Any]:
-        server = {"server": f"https://127.0.0.1:{self._port}", "certificate-authority": str(self._folder / "apiserver.crt")}
+        server = {
+            "server": f"https://127.0.0.1:{self._port}",
+            "certificate-authority": str(self._folder / "apiserver.crt"),
+        }
         return {
             "apiVersion": "v1",
             "kind": "Config",
@@ -198,7 +217,13 @@ async def apply_all(api: KubernetesApi, objects: Sequence[Mapping[str, Any]]) ->
 
 def _write_key(path: Path) -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
 
 
 LOOK_S: Final = 0.2
@@ -215,15 +240,29 @@ class ProcessKubelet:
     """The kubelets of all nodes of one namespace. `hosts` as in LocalPods; names of the StatefulSets' pods are added."""
 
     def __init__(
-        self, api: KubernetesApi, folder: Path, namespace: str, nodes: Sequence[str], sets: Sequence[PodSet], hosts: Mapping[str, str]
+        self,
+        api: KubernetesApi,
+        folder: Path,
+        namespace: str,
+        nodes: Sequence[str],
+        sets: Sequence[PodSet],
+        hosts: Mapping[str, str],
     ) -> None:
         self._api, self._namespace, self._nodes = api, namespace, tuple(nodes)
-        stateful = {f"{each.name}-{number}": each.service for each in sets if each.is_stateful for number in range(each.replicas)}
+        stateful = {
+            f"{each.name}-{number}": each.service
+            for each in sets
+            if each.is_stateful
+            for number in range(each.replicas)
+        }
         self._spare = [f"spare-{number}" for number in range(SPARE)]
         network = Loopback(folder, [*stateful, *self._spare])
         network.claim()
         self._addresses = network.addresses
-        own = {f"{name}.{service}.{namespace}.svc": self._addresses[name] for name, service in stateful.items()}
+        own = {
+            f"{name}.{service}.{namespace}.svc": self._addresses[name]
+            for name, service in stateful.items()
+        }
         self._local = LocalPods(folder, {**hosts, **own})
         self._pods: dict[str, ProcessPod] = {}
         """By uid."""
@@ -275,7 +314,15 @@ class ProcessKubelet:
     async def _tell_node(self, node: str) -> None:
         """Its status, and its lease. A node whose lease runs out loses its pods."""
         now = _now()
-        conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now, "lastTransitionTime": now}]
+        conditions = [
+            {
+                "type": "Ready",
+                "status": "True",
+                "reason": "KubeletReady",
+                "lastHeartbeatTime": now,
+                "lastTransitionTime": now,
+            }
+        ]
         status = {"capacity": CAPACITY, "allocatable": CAPACITY, "conditions": conditions}
         await self._api.call("PATCH", f"/api/v1/nodes/{node}/status", {"status": status}, MERGE)
         moment = dt.datetime.now(dt.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -287,7 +334,12 @@ class ProcessKubelet:
             if refused.status != 404:
                 raise
             metadata = {"name": node, "namespace": "kube-node-lease"}
-            made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": lease}
+            made = {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": metadata,
+                "spec": lease,
+            }
             await self._api.call("POST", path, made)
 
     # --- pods -------------------------------------------------------------------------------------------------------------
@@ -300,7 +352,9 @@ class ProcessKubelet:
                 renewed_s = loop.time()
                 for node in self._nodes:
                     await self._tell_node(node)
-            found = (await self._api.call("GET", f"/api/v1/namespaces/{self._namespace}/pods"))["items"]
+            found = (await self._api.call("GET", f"/api/v1/namespaces/{self._namespace}/pods"))[
+                "items"
+            ]
             for each in found:
                 if each["spec"].get("nodeName") in self._nodes:
                     await self._attend(each)
@@ -322,7 +376,9 @@ class ProcessKubelet:
         if pod is None:
             template = pod_template(found)
             address = self._addresses[name] if name in self._addresses else self._free_address()
-            pod = self._pods[uid] = self._local.start(name, found["spec"]["nodeName"], address, template)
+            pod = self._pods[uid] = self._local.start(
+                name, found["spec"]["nodeName"], address, template
+            )
         await self._tell(found, pod)
 
     def _free_address(self) -> str:
@@ -333,7 +389,9 @@ class ProcessKubelet:
         """Its process has ended: now its name is free for the next pod."""
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
         with suppress(ApiRefused):  # it is gone already
-            await self._api.call("DELETE", f"/api/v1/namespaces/{self._namespace}/pods/{name}", body)
+            await self._api.call(
+                "DELETE", f"/api/v1/namespaces/{self._namespace}/pods/{name}", body
+            )
 
     def _forget(self, there: set[str]) -> None:
         """Pods that the API server has no longer."""
@@ -354,7 +412,9 @@ class ProcessKubelet:
             return
         path = f"/api/v1/namespaces/{self._namespace}/pods/{pod.name}/status"
         body = {"metadata": {"uid": uid}, "status": _status(found, pod, is_ready=is_ready)}
-        with suppress(ApiRefused):  # a pod that has gone meanwhile; another one of its name has another uid
+        with suppress(
+            ApiRefused
+        ):  # a pod that has gone meanwhile; another one of its name has another uid
             await self._api.call("PATCH", path, body, MERGE)
             self._told[uid] = fact
 
@@ -369,7 +429,11 @@ class ProcessKubelet:
 
 def _status(found: Object, pod: ProcessPod, *, is_ready: bool) -> dict[str, Any]:
     now, word = _now(), "True" if is_ready else "False"
-    others = [each for each in found.get("status", {}).get("conditions", ()) if each["type"] == "PodScheduled"]
+    others = [
+        each
+        for each in found.get("status", {}).get("conditions", ())
+        if each["type"] == "PodScheduled"
+    ]
     conditions = [
         *others,
         {"type": "Initialized", "status": "True", "lastTransitionTime": now},
@@ -388,7 +452,13 @@ def _status(found: Object, pod: ProcessPod, *, is_ready: bool) -> dict[str, Any]
     }
     addresses = {"podIP": pod.address, "podIPs": [{"ip": pod.address}], "hostIP": "127.0.0.1"}
     start = found.get("status", {}).get("startTime") or now
-    return {"phase": "Running", "conditions": conditions, "containerStatuses": [state], "startTime": start, **addresses}
+    return {
+        "phase": "Running",
+        "conditions": conditions,
+        "containerStatuses": [state],
+        "startTime": start,
+        **addresses,
+    }
 
 
 def _now() -> str:

@@ -86,7 +86,9 @@ class ProcessPod:
 
     async def _run(self) -> None:
         while True:
-            self._process = processes.spawn(self._argv, self._environment, self.log, dies_with_us=True)
+            self._process = processes.spawn(
+                self._argv, self._environment, self.log, dies_with_us=True
+            )
             await self._until_dead_or_not_alive()
             self._ready_since_s = None
             await self._end_process()
@@ -144,7 +146,9 @@ class ProcessPod:
                 try:
                     if not probe.path:
                         return True
-                    writer.write(f"GET {probe.path} HTTP/1.1\r\nHost: {self.address}\r\nConnection: close\r\n\r\n".encode())
+                    writer.write(
+                        f"GET {probe.path} HTTP/1.1\r\nHost: {self.address}\r\nConnection: close\r\n\r\n".encode()
+                    )
                     status = (await reader.readline()).split()
                     return len(status) > 1 and 200 <= int(status[1]) < 400
                 finally:
@@ -169,7 +173,9 @@ class ProcessPod:
         self._ready_since_s = None
         ends_s = time.monotonic() + self.template.grace_s
         if self._stop_argv and self._is_running():
-            before = processes.spawn(self._stop_argv, self._environment, self.log, dies_with_us=True)
+            before = processes.spawn(
+                self._stop_argv, self._environment, self.log, dies_with_us=True
+            )
             await _dead(before, ends_s - time.monotonic())
             processes.kill(before)
         await self._end_process(ends_s - time.monotonic())
@@ -219,13 +225,19 @@ class LocalPods:
     def start(self, name: str, node: str, address: str, template: PodTemplate) -> ProcessPod:
         volume = self._folder / "volumes" / name
         volume.mkdir(parents=True, exist_ok=True)
-        environment = {key: value for key, value in os.environ.items() if not NOT_INHERITED.search(key)}
+        environment = {
+            key: value for key, value in os.environ.items() if not NOT_INHERITED.search(key)
+        }
         for variable, value in template.variables(name).items():
             environment[variable] = self._here(self._in_secret(value, template), address, volume)
         command, *words = template.command
         argv = [program(command), *[self._here(each, address, volume) for each in words]]
-        before = [program(template.pre_stop[0]), *template.pre_stop[1:]] if template.pre_stop else []
-        return ProcessPod(name, node, address, template, argv, before, environment, self._folder / f"{name}.log")
+        before = (
+            [program(template.pre_stop[0]), *template.pre_stop[1:]] if template.pre_stop else []
+        )
+        return ProcessPod(
+            name, node, address, template, argv, before, environment, self._folder / f"{name}.log"
+        )
 
     def _in_secret(self, text: str, template: PodTemplate) -> str:
         for path, secret in template.secrets.items():
@@ -301,7 +313,11 @@ def _deployed(wanted: PodSet, pods: Sequence[PodView]) -> Step:
     fresh = [each for each in living if each.revision == wanted.template.revision]
     if len(fresh) < wanted.replicas and len(living) < wanted.replicas + SURGE:
         taken = {each.name for each in pods}
-        free = (name for number in range(len(taken) + 1) if (name := f"{wanted.name}-{number}") not in taken)
+        free = (
+            name
+            for number in range(len(taken) + 1)
+            if (name := f"{wanted.name}-{number}") not in taken
+        )
         return Step(create=(next(free),))
     available = sum(each.is_available(wanted.min_ready_s) for each in living)
     unready = [each.name for each in old if not each.is_ready]
@@ -312,17 +328,26 @@ def _deployed(wanted: PodSet, pods: Sequence[PodView]) -> Step:
     return Step()
 
 
-def choose_node(wanted: PodSet, nodes: Iterable[str], cordoned: frozenset[str], pods: Sequence[PodView]) -> str | None:
+def choose_node(
+    wanted: PodSet, nodes: Iterable[str], cordoned: frozenset[str], pods: Sequence[PodView]
+) -> str | None:
     """The node with the fewest pods of this set, or none: topology spread counts cordoned nodes too (nodeTaintsPolicy: Ignore)."""
     own = [each for each in pods if each.labels == wanted.template.labels]
     counts = {node: sum(each.node == node for each in own) for node in nodes}
     loads = {node: sum(each.node == node for each in pods) for node in counts}
     least = min(counts.values())
-    allowed = [node for node in counts if node not in cordoned and not (wanted.template.spreads_hosts and counts[node] + 1 - least > 1)]
+    allowed = [
+        node
+        for node in counts
+        if node not in cordoned
+        and not (wanted.template.spreads_hosts and counts[node] + 1 - least > 1)
+    ]
     return min(allowed, key=lambda node: (counts[node], loads[node], node), default=None)
 
 
-def allows_eviction(budgets: Iterable[Budget], pod: PodView, pods: Sequence[PodView], expected: Mapping[str, int]) -> bool:
+def allows_eviction(
+    budgets: Iterable[Budget], pod: PodView, pods: Sequence[PodView], expected: Mapping[str, int]
+) -> bool:
     """The eviction API's answer. `expected` is the number of pods that each budget's controller wants."""
     for budget in budgets:
         if not budget.covers(pod.labels):
@@ -337,7 +362,9 @@ def allows_eviction(budgets: Iterable[Budget], pod: PodView, pods: Sequence[PodV
 PRINCIPAL: Final = "spiffe://qmq/"
 
 
-def make_secrets(objects: Sequence[Mapping[str, Any]], folder: Path, addresses: Callable[[str], Sequence[str]]) -> None:
+def make_secrets(
+    objects: Sequence[Mapping[str, Any]], folder: Path, addresses: Callable[[str], Sequence[str]]
+) -> None:
     """Make `secrets/NAME` in `folder` for each Certificate, with an authority in `authority` if there are any.
 
     `addresses` returns the local addresses of the pods that a certificate is for: they take the place of the pods' DNS names.
@@ -351,7 +378,13 @@ def make_secrets(objects: Sequence[Mapping[str, Any]], folder: Path, addresses: 
         (uri,) = spec["uris"]
         kind, name = uri.removeprefix(PRINCIPAL).split("/")
         hosts = [*spec["dnsNames"], *addresses(each["metadata"]["name"].removesuffix("-tls"))]
-        issue(folder / "authority", name, kind, hosts, place=Place(secret / "ca.crt", secret / "tls.crt", secret / "tls.key"))
+        issue(
+            folder / "authority",
+            name,
+            kind,
+            hosts,
+            place=Place(secret / "ca.crt", secret / "tls.crt", secret / "tls.key"),
+        )
 
 
 ROUND_S: Final = 0.1
@@ -361,7 +394,13 @@ EVICT_S: Final = 0.5
 class ProcessKubernetes:
     """`hosts` are other names that pods know, such as etcd's, each with its address and port."""
 
-    def __init__(self, folder: Path, objects: Sequence[Mapping[str, Any]], nodes: Sequence[str], hosts: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        objects: Sequence[Mapping[str, Any]],
+        nodes: Sequence[str],
+        hosts: Mapping[str, str],
+    ) -> None:
         self._folder = folder
         self._nodes = tuple(nodes)
         self._cordoned: frozenset[str] = frozenset()
@@ -374,7 +413,11 @@ class ProcessKubernetes:
         names = [name for each in self._sets for name in _pod_names(each)]
         self._network = Loopback(folder, names)
         self._network.claim()
-        own = {f"{name}.{each.service}.qmq.svc": self._network.addresses[name] for each in self._sets for name in _pod_names(each)}
+        own = {
+            f"{name}.{each.service}.qmq.svc": self._network.addresses[name]
+            for each in self._sets
+            for name in _pod_names(each)
+        }
         make_secrets(objects, folder, self.addresses)
         self._local = LocalPods(folder, {**hosts, **own})
         self._controlling = asyncio.create_task(self._control())
@@ -390,7 +433,9 @@ class ProcessKubernetes:
 
     def logs(self) -> str:
         """What all pods wrote so far, those that are gone included."""
-        return "".join(path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log")))
+        return "".join(
+            path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log"))
+        )
 
     def restarts(self) -> dict[str, int]:
         return {name: pod.restarts for name, pod in self._pods.items() if pod.restarts}
@@ -414,12 +459,21 @@ class ProcessKubernetes:
         for name in step.create:
             node = choose_node(wanted, self._nodes, self._cordoned, self._views())
             if node is not None:
-                self._pods[name] = self._local.start(name, node, self._network.addresses[name], wanted.template)
+                self._pods[name] = self._local.start(
+                    name, node, self._network.addresses[name], wanted.template
+                )
 
     def _views(self, wanted: PodSet | None = None) -> list[PodView]:
         names = set(self._pods) if wanted is None else set(_pod_names(wanted)) & self._pods.keys()
         return [
-            PodView(name, pod.template.labels, pod.template.revision, pod.node, pod.ready_s, pod.is_terminating)
+            PodView(
+                name,
+                pod.template.labels,
+                pod.template.revision,
+                pod.node,
+                pod.ready_s,
+                pod.is_terminating,
+            )
             for name, pod in sorted(self._pods.items())
             if name in names
         ]
@@ -441,13 +495,21 @@ class ProcessKubernetes:
     def _is_rolled_out(self) -> bool:
         for wanted in self._sets:
             views = self._views(wanted)
-            is_current = all(each.revision == wanted.template.revision and each.is_available(wanted.min_ready_s) for each in views)
+            is_current = all(
+                each.revision == wanted.template.revision and each.is_available(wanted.min_ready_s)
+                for each in views
+            )
             if len(views) != wanted.replicas or not is_current:
                 return False
         return True
 
     def _expected(self) -> dict[str, int]:
-        return {budget.name: sum(each.replicas for each in self._sets if budget.covers(each.template.labels)) for budget in self._budgets}
+        return {
+            budget.name: sum(
+                each.replicas for each in self._sets if budget.covers(each.template.labels)
+            )
+            for budget in self._budgets
+        }
 
     def node_of(self, pod: str) -> str:
         return self._pods[pod].node
@@ -475,7 +537,11 @@ class ProcessKubernetes:
                     self._raise_failures()
                     await asyncio.sleep(ROUND_S)
         except TimeoutError as cause:
-            logs = {name: pod.log.read_text(errors="replace")[-400:] for name, pod in self._pods.items() if pod.ready_s is None}
+            logs = {
+                name: pod.log.read_text(errors="replace")[-400:]
+                for name, pod in self._pods.items()
+                if pod.ready_s is None
+            }
             raise TimeoutError(f"not ready: {logs}") from cause
 
     def _raise_failures(self) -> None:

@@ -10,13 +10,22 @@ from kubelet.manifests import Budget, PodSet, PodTemplate
 from kubelet.process_kubernetes import PodView, Step, allows_eviction, choose_node, next_step
 
 LABELS = {"component": "g1"}
-TEMPLATE = PodTemplate(LABELS, "qmq:2", ("qmq", "broker"), (), {}, None, None, None, (), 60.0, True, "new")
+TEMPLATE = PodTemplate(
+    LABELS, "qmq:2", ("qmq", "broker"), (), {}, None, None, None, (), 60.0, True, "new"
+)
 STATEFUL = PodSet("g1", True, 3, 5.0, "g1", TEMPLATE)
 DEPLOYED = PodSet("meta", False, 2, 0.0, "", replace(TEMPLATE, spreads_hosts=False))
 BUDGET = Budget("g1", LABELS, 1)
 
 
-def pod(name: str, revision: str = "new", ready_s: float | None = 60.0, node: str = "n1", *, is_terminating: bool = False) -> PodView:
+def pod(
+    name: str,
+    revision: str = "new",
+    ready_s: float | None = 60.0,
+    node: str = "n1",
+    *,
+    is_terminating: bool = False,
+) -> PodView:
     return PodView(name, LABELS, revision, node, ready_s, is_terminating)
 
 
@@ -53,7 +62,10 @@ def test_no_two_replicas_of_a_group_share_a_node_even_if_one_is_cordoned() -> No
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=3, max_size=3))
 def test_an_eviction_leaves_the_budget_enough_ready_pods(states: list[tuple[bool, bool]]) -> None:
-    pods = [pod(f"g1-{n}", ready_s=1.0 if ready else None, is_terminating=ending) for n, (ready, ending) in enumerate(states)]
+    pods = [
+        pod(f"g1-{n}", ready_s=1.0 if ready else None, is_terminating=ending)
+        for n, (ready, ending) in enumerate(states)
+    ]
     for each in pods:
         ready = sum(other.is_ready for other in pods if other is not each)
         assert allows_eviction([BUDGET], each, pods, {"g1": 3}) == (ready >= 2)

@@ -35,11 +35,31 @@ ADDRESS = f"127.78.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
 def start(folder: Path, **changes: object) -> ProcessPod:
     probe = Probe(20890, "/live", 0.05, 5.0, 400)
     template = PodTemplate(
-        {}, "", (), (), {}, probe, replace(probe, failures=3), replace(probe, path="/ready", failures=2), (), 30.0, True, "r"
+        {},
+        "",
+        (),
+        (),
+        {},
+        probe,
+        replace(probe, failures=3),
+        replace(probe, path="/ready", failures=2),
+        (),
+        30.0,
+        True,
+        "r",
     )
     stop = (sys.executable, "-c", f"open({str(folder / 'order')!r}, 'a').write('preStop ')")
     argv = (sys.executable, "-c", SERVER, str(folder), ADDRESS)
-    return ProcessPod("p", "n", ADDRESS, replace(template, **changes), argv, stop, dict(os.environ), folder / "log")  # type: ignore[arg-type]
+    return ProcessPod(
+        "p",
+        "n",
+        ADDRESS,
+        replace(template, **changes),
+        argv,
+        stop,
+        dict(os.environ),
+        folder / "log",
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.xdist_group("process pod")
@@ -69,7 +89,9 @@ async def test_probes_decide_when_it_is_ready_and_when_it_starts_again(tmp_path:
 
 
 @pytest.mark.xdist_group("process pod")
-async def test_it_ends_by_pre_stop_then_sigterm_then_sigkill_after_its_grace(tmp_path: Path) -> None:
+async def test_it_ends_by_pre_stop_then_sigterm_then_sigkill_after_its_grace(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "live").touch()
     (tmp_path / "ready").touch()
     for is_stubborn in (False, True):
@@ -89,11 +111,17 @@ async def test_it_ends_by_pre_stop_then_sigterm_then_sigkill_after_its_grace(tmp
 def test_a_manifest_that_asks_for_more_is_refused() -> None:
     (found,) = [
         each
-        for each in yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "base" / "qmq.yaml").read_text())
+        for each in yaml.safe_load_all(
+            (ROOT / "deploy" / "kubernetes" / "base" / "qmq.yaml").read_text()
+        )
         if (each["kind"], each["metadata"]["name"]) == ("StatefulSet", "qmq-g1")
     ]
     (wanted,) = pod_sets([found])
-    assert (wanted.replicas, wanted.template.grace_s, wanted.template.spreads_hosts) == (3, 60, True)
+    assert (wanted.replicas, wanted.template.grace_s, wanted.template.spreads_hosts) == (
+        3,
+        60,
+        True,
+    )
     assert wanted.template.variables("qmq-g1-2")["QMQ_ADVERTISE"] == "qmq-g1-2.qmq-g1.qmq.svc"
     found["spec"]["template"]["spec"]["hostNetwork"] = True
     with pytest.raises(NotHonoured, match="hostNetwork"):

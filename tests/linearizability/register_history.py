@@ -23,11 +23,25 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from qmq_coordination.coordination_store import Compare, CompareTarget, CoordinationStore, Get, Put, absent
+from qmq_coordination.coordination_store import (
+    Compare,
+    CompareTarget,
+    CoordinationStore,
+    Get,
+    Put,
+    absent,
+)
 from support import needs
 
 import qmq
-from qmq.errors import CoordinationUnavailable, CoordinationUnknown, InvalidArgument, Outcome, QmqError, RouteConflict
+from qmq.errors import (
+    CoordinationUnavailable,
+    CoordinationUnknown,
+    InvalidArgument,
+    Outcome,
+    QmqError,
+    RouteConflict,
+)
 from qmq.model import SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
 
@@ -55,7 +69,9 @@ class Call:
 class Client:
     """One client with its connection. Its calls are drawn from `random`."""
 
-    def __init__(self, number: int, store: CoordinationStore, random: Random, history: list[Call]) -> None:
+    def __init__(
+        self, number: int, store: CoordinationStore, random: Random, history: list[Call]
+    ) -> None:
         self._number = number
         self._store = store
         self._random = random
@@ -73,8 +89,16 @@ class Client:
         self._writes += 1
         new = f"{self._number}.{self._writes}"
         swap = ("swap", self._swap)
-        kind, act = self._random.choice([("get", self._get), ("put", self._put), swap, swap, ("delete", self._delete)])
-        call = Call(key, self._number, kind, old=self._seen if kind == "swap" else "", new=new if kind in ("put", "swap") else "")
+        kind, act = self._random.choice(
+            [("get", self._get), ("put", self._put), swap, swap, ("delete", self._delete)]
+        )
+        call = Call(
+            key,
+            self._number,
+            kind,
+            old=self._seen if kind == "swap" else "",
+            new=new if kind in ("put", "swap") else "",
+        )
         begun_ns = time.monotonic_ns()
         try:
             answered = await act(call)
@@ -98,20 +122,32 @@ class Client:
         return replace(call, done=await self._store.delete(call.key) > 0)
 
     async def _swap(self, call: Call) -> Call:
-        held = Compare(call.key, CompareTarget.VALUE, "=", call.old.encode()) if call.old else absent(call.key)
+        held = (
+            Compare(call.key, CompareTarget.VALUE, "=", call.old.encode())
+            if call.old
+            else absent(call.key)
+        )
         result = await self._store.txn([held], [Put(call.key, call.new.encode())], [Get(call.key)])
-        found = "" if result.succeeded or not result.results[0] else result.results[0][0].value.decode()
+        found = (
+            "" if result.succeeded or not result.results[0] else result.results[0][0].value.decode()
+        )
         return replace(call, done=result.succeeded, found=found)
 
 
 async def histories_of(
-    stores: Sequence[CoordinationStore], registers: int, random: Random, disturb: Callable[[], Awaitable[None]] | None = None
+    stores: Sequence[CoordinationStore],
+    registers: int,
+    random: Random,
+    disturb: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Call]:
     """One client for each store uses the registers, one register after another and all clients concurrently on each. `disturb` is awaited
     before each register.
     """
     history: list[Call] = []
-    clients = [Client(number, store, Random(random.random()), history) for number, store in enumerate(stores)]
+    clients = [
+        Client(number, store, Random(random.random()), history)
+        for number, store in enumerate(stores)
+    ]
     for number in range(registers):
         if disturb is not None:
             await disturb()
@@ -123,7 +159,9 @@ def judged(history: Sequence[Call], folder: Path) -> tuple[int, str]:
     """The judge's exit code (1: some history is not linearizable) and what it printed. Pictures are in the folder."""
     path = folder / "history.jsonl"
     path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in history))
-    done = subprocess.run([str(JUDGE), str(path), str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(JUDGE), str(path), str(folder)], capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -152,10 +190,22 @@ class RouteClient:
             part = self._random.choice(parts)
             if part.lps.end - part.lps.first < 2:
                 continue
-            split = pb.SplitOperation(partition=part.number, at=[(part.lps.first + part.lps.end) // 2])
-            call = Call(subject, self._number, "swap", old=str(version), new=str(version + 1), done=True, call_ns=time.monotonic_ns())
+            split = pb.SplitOperation(
+                partition=part.number, at=[(part.lps.first + part.lps.end) // 2]
+            )
+            call = Call(
+                subject,
+                self._number,
+                "swap",
+                old=str(version),
+                new=str(version + 1),
+                done=True,
+                call_ns=time.monotonic_ns(),
+            )
             try:
-                made = await self._mq.metadata.change_route(subject, split=split, from_version=version)
+                made = await self._mq.metadata.change_route(
+                    subject, split=split, from_version=version
+                )
             except RouteConflict:
                 continue
             except QmqError as failure:
@@ -187,9 +237,13 @@ class GroupClient:
         """Make some resets, and record them."""
         for turn in range(RESETS):
             sequence = 2 + self._number * RESETS + turn
-            call = Call(group, self._number, "exchange", new=str(sequence), call_ns=time.monotonic_ns())
+            call = Call(
+                group, self._number, "exchange", new=str(sequence), call_ns=time.monotonic_ns()
+            )
             try:
-                (moved,) = await self._mq.metadata.reset_group(self._subject, group, sequence=sequence)
+                (moved,) = await self._mq.metadata.reset_group(
+                    self._subject, group, sequence=sequence
+                )
             except QmqError as failure:
                 if failure.outcome is Outcome.NOT_STORED:
                     continue
@@ -200,7 +254,10 @@ class GroupClient:
 
 
 async def route_histories(
-    clients: list[qmq.Client], count: int, random: Random, disturb: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
+    clients: list[qmq.Client],
+    count: int,
+    random: Random,
+    disturb: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
 ) -> list[Call]:
     """The clients change `count` routes, one route after another and all clients concurrently on each. `disturb` runs meanwhile."""
     history: list[Call] = []
@@ -209,13 +266,17 @@ async def route_histories(
         subject = f"route-{number}"
         config = SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=LOGICAL)
         await clients[0].metadata.create_subject(config, partitions=1)
-        history.append(Call(subject, len(clients), "put", new="1", done=True, return_ns=time.monotonic_ns()))
+        history.append(
+            Call(subject, len(clients), "put", new="1", done=True, return_ns=time.monotonic_ns())
+        )
         await asyncio.gather(disturb(), *(each.use(subject) for each in users))
     return history
 
 
 async def group_histories(
-    clients: list[qmq.Client], count: int, disturb: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
+    clients: list[qmq.Client],
+    count: int,
+    disturb: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0),
 ) -> list[Call]:
     """The clients reset `count` groups of a subject, one group after another and all clients concurrently on each. `disturb` runs
     meanwhile.
@@ -226,7 +287,9 @@ async def group_histories(
     for number in range(count):
         group = f"group-{number}"
         await begin_at_one(clients[0], group)
-        history.append(Call(group, len(clients), "put", new="1", done=True, return_ns=time.monotonic_ns()))
+        history.append(
+            Call(group, len(clients), "put", new="1", done=True, return_ns=time.monotonic_ns())
+        )
         await asyncio.gather(disturb(), *(each.use(group) for each in users))
     return history
 

@@ -19,15 +19,21 @@ from qmq.testing.cluster import META
 
 pytestmark = [
     pytest.mark.sampled,
-    pytest.mark.skipif(not JUDGE.is_file(), reason="needs porcupine: put Go on the PATH and run scripts/judges"),
+    pytest.mark.skipif(
+        not JUDGE.is_file(), reason="needs porcupine: put Go on the PATH and run scripts/judges"
+    ),
 ]
 
 CLIENTS = 3
-HISTORIES = int(os.environ.get("QMQ_TEST_HISTORIES", {"gate": "20", "ci": "40", "all": "300"}[forms.FORM]))
+HISTORIES = int(
+    os.environ.get("QMQ_TEST_HISTORIES", {"gate": "20", "ci": "40", "all": "300"}[forms.FORM])
+)
 """The number of groups. The number of routes is a quarter of this, since a change takes longer."""
 
 
-def nemesis(cluster: TestCluster, random: Random, *, with_meta: bool) -> Callable[[], Awaitable[None]]:
+def nemesis(
+    cluster: TestCluster, random: Random, *, with_meta: bool
+) -> Callable[[], Awaitable[None]]:
     """Beside every fourth history: a master is killed and started again, or is cut off for a moment; or the metaserver is killed."""
 
     async def disturb() -> None:
@@ -54,7 +60,9 @@ def linearizable(history: list[Call], folder: Path, count: int) -> None:
     assert printed.startswith(f"{count} histories")
 
 
-async def test_resets_of_groups_are_linearizable_where_masters_are_killed_and_cut_off(tmp_path: Path) -> None:
+async def test_resets_of_groups_are_linearizable_where_masters_are_killed_and_cut_off(
+    tmp_path: Path,
+) -> None:
     async with TestCluster(brokers=3, delay=False) as cluster:
         clients = [cluster.client(at=f"client-{number}") for number in range(CLIENTS)]
         disturb = nemesis(cluster, Random(forms.SEED), with_meta=False)
@@ -75,7 +83,10 @@ async def test_a_reset_answered_after_another_call_replaced_it_is_found(tmp_path
     async with TestCluster(delay=False) as cluster:
         history = await group_histories([cluster.client() for _ in range(CLIENTS)], 3)
     resets = [number for number, each in enumerate(history) if each.kind == "exchange"]
-    wrong = [replace(each, found="99") if number == resets[4] else each for number, each in enumerate(history)]
+    wrong = [
+        replace(each, found="99") if number == resets[4] else each
+        for number, each in enumerate(history)
+    ]
     code, printed = judged(wrong, tmp_path)
     assert code == 1, printed
     assert "1 not linearizable" in printed

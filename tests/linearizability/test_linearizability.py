@@ -21,7 +21,9 @@ from qmq.errors import CoordinationUnknown
 
 pytestmark = [
     pytest.mark.sampled,
-    pytest.mark.skipif(not JUDGE.is_file(), reason="needs porcupine: put Go on the PATH and run scripts/judges"),
+    pytest.mark.skipif(
+        not JUDGE.is_file(), reason="needs porcupine: put Go on the PATH and run scripts/judges"
+    ),
 ]
 
 CLIENTS = 4
@@ -37,16 +39,24 @@ def linearizable(history: Sequence[Call], folder: Path) -> None:
 
 def faults_of(random: Random) -> dict[int, Fault]:
     """A fault for every fifth transaction, more or less."""
-    return {number: random.choice(list(Fault)) for number in range(1, REGISTERS * 10) if random.random() < 0.2}
+    return {
+        number: random.choice(list(Fault))
+        for number in range(1, REGISTERS * 10)
+        if random.random() < 0.2
+    }
 
 
 def faulty(kind: type[FaultyStore], inner: EmbeddedStore, random: Random) -> FaultyStore:
     """A client's way to the store. It lets the other clients act before and after each transaction."""
-    return kind(inner, faults_of(random), before=lambda: asyncio.sleep(0), after=lambda: asyncio.sleep(0))
+    return kind(
+        inner, faults_of(random), before=lambda: asyncio.sleep(0), after=lambda: asyncio.sleep(0)
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_the_embedded_store_is_linearizable_where_answers_are_lost(seed: int, tmp_path: Path) -> None:
+async def test_the_embedded_store_is_linearizable_where_answers_are_lost(
+    seed: int, tmp_path: Path
+) -> None:
     random = Random(seed)
     inner = EmbeddedStore()
     stores = [faulty(FaultyStore, inner, random) for _ in range(CLIENTS)]
@@ -63,11 +73,18 @@ async def test_the_embedded_store_is_linearizable_where_answers_are_lost(seed: i
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_etcd_is_linearizable_where_links_break_and_it_is_killed(seed: int, own_etcd: EtcdProcess, tmp_path: Path) -> None:
+async def test_etcd_is_linearizable_where_links_break_and_it_is_killed(
+    seed: int, own_etcd: EtcdProcess, tmp_path: Path
+) -> None:
     random, namespace = Random(seed), unique_namespace()
     async with AsyncExitStack() as links:
-        proxies = [await links.enter_async_context(proxied(own_etcd.client_port)) for _ in range(CLIENTS)]
-        stores = [EtcdStore([each.endpoint], namespace=namespace, call_s=0.3, total_s=0.6) for each in proxies]
+        proxies = [
+            await links.enter_async_context(proxied(own_etcd.client_port)) for _ in range(CLIENTS)
+        ]
+        stores = [
+            EtcdStore([each.endpoint], namespace=namespace, call_s=0.3, total_s=0.6)
+            for each in proxies
+        ]
 
         async def disturb() -> None:
             await disturb_one(random.choice(proxies), random)
@@ -100,7 +117,11 @@ class StaleReads(FaultyStore):
     _before: KeyValue | None = None
 
     async def get(self, key: str) -> KeyValue | None:
-        found = self._before if self._before is not None and self._before.key == key else await self.inner.get(key)
+        found = (
+            self._before
+            if self._before is not None and self._before.key == key
+            else await self.inner.get(key)
+        )
         self._before = found
         await asyncio.sleep(0)
         return found  # type: ignore[no-any-return]
@@ -109,7 +130,12 @@ class StaleReads(FaultyStore):
 class ForgottenCompares(FaultyStore):
     """A store that does not compare."""
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         await asyncio.sleep(0)
         return await self.inner.txn([], success, failure)  # type: ignore[no-any-return]
 
@@ -117,7 +143,12 @@ class ForgottenCompares(FaultyStore):
 class RepeatedTransactions(FaultyStore):
     """A store that repeats a transaction whose answer is lost, and says that it was not done if it is not done now."""
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         try:
             return await super().txn(compares, success, failure)
         except CoordinationUnknown:
@@ -125,7 +156,9 @@ class RepeatedTransactions(FaultyStore):
 
 
 @pytest.mark.parametrize("broken", [StaleReads, ForgottenCompares, RepeatedTransactions])
-async def test_a_store_with_a_planted_mistake_is_found(broken: type[FaultyStore], tmp_path: Path) -> None:
+async def test_a_store_with_a_planted_mistake_is_found(
+    broken: type[FaultyStore], tmp_path: Path
+) -> None:
     random = Random(1)
     inner = EmbeddedStore()
     stores = [faulty(broken, inner, random) for _ in range(CLIENTS)]

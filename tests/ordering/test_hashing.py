@@ -46,7 +46,11 @@ def from_the_specification(key: bytes, count: int) -> int:
 @pytest.mark.parametrize(("key", "crc", "of_1000", "of_1024", "of_65536"), VECTORS)
 def test_the_vectors_hold(key: bytes, crc: int, of_1000: int, of_1024: int, of_65536: int) -> None:
     assert bitwise_crc32c(key) == crc
-    assert [logical_partition(key, count) for count in (1000, 1024, 65_536)] == [of_1000, of_1024, of_65536]
+    assert [logical_partition(key, count) for count in (1000, 1024, 65_536)] == [
+        of_1000,
+        of_1024,
+        of_65536,
+    ]
 
 
 def test_a_subject_has_1024_logical_partitions_unless_chosen() -> None:
@@ -61,7 +65,9 @@ def test_any_key_is_where_the_specification_says(key: bytes, count: int) -> None
 
 
 @given(st.binary(max_size=80), st.integers(1, 64), st.integers(1, 64))
-def test_logical_partitions_of_a_multiple_refine_those_of_the_count(key: bytes, count: int, times: int) -> None:
+def test_logical_partitions_of_a_multiple_refine_those_of_the_count(
+    key: bytes, count: int, times: int
+) -> None:
     """The upper bits choose: a property of the formula that another language's rounding would break."""
     assert logical_partition(key, count * times) // times == logical_partition(key, count)
 

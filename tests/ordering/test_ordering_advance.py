@@ -32,7 +32,9 @@ ROUTES = {1: FIRST, 2: SECOND, 3: THIRD}
 
 
 def frontier(*pieces: tuple[int, int, int]) -> Frontier:
-    return Frontier(tuple(FrontierPiece(LpRange(first, end), version) for first, end, version in pieces))
+    return Frontier(
+        tuple(FrontierPiece(LpRange(first, end), version) for first, end, version in pieces)
+    )
 
 
 def nothing(_number: int, _lps: LpRange) -> bool:
@@ -63,11 +65,16 @@ def test_the_worked_example_of_the_module_holds() -> None:
     )
     ahead = advance(half, Gate.LANES, ROUTES, 3, lambda number, _: number == 2)
     assert ahead == frontier((0, 500, 3), (500, 1000, 1))
-    assert [(each.partition.number, each.version) for each in readable(ahead, ROUTES)] == [(4, 3), (1, 1)]
+    assert [(each.partition.number, each.version) for each in readable(ahead, ROUTES)] == [
+        (4, 3),
+        (1, 1),
+    ]
 
 
 def test_without_cuts_a_partition_is_asked_about_as_a_whole() -> None:
-    assert advance(first_frontier(1000, 1), Gate.LANES, ROUTES, 3, left_half_of_1) == first_frontier(1000, 1)
+    assert advance(
+        first_frontier(1000, 1), Gate.LANES, ROUTES, 3, left_half_of_1
+    ) == first_frontier(1000, 1)
 
 
 def test_an_unaffected_range_moves_at_once_by_lanes_and_with_the_others_by_strict() -> None:
@@ -81,7 +88,10 @@ def test_an_unchanged_partition_is_read_under_the_version_of_each_piece() -> Non
     """Partition 3 is the same in versions 2 and 3."""
     open_now = readable(frontier((0, 600, 3), (600, 1000, 2)), ROUTES)
     three = PhysicalPartition(3, LpRange(500, 1000), "a")
-    assert open_now[1:] == (Readable(three, LpRange(500, 600), 3), Readable(three, LpRange(600, 1000), 2))
+    assert open_now[1:] == (
+        Readable(three, LpRange(500, 600), 3),
+        Readable(three, LpRange(600, 1000), 2),
+    )
 
 
 def test_only_closed_partitions_behind_the_frontier_are_asked_for() -> None:
@@ -100,7 +110,9 @@ def test_a_version_that_is_not_known_yet_is_reported_and_not_guessed() -> None:
 
 
 def test_a_group_beyond_the_latest_version_that_is_known_stays() -> None:
-    assert advance(first_frontier(1000, 3), Gate.STRICT, ROUTES, 2, everything) == first_frontier(1000, 3)
+    assert advance(first_frontier(1000, 3), Gate.STRICT, ROUTES, 2, everything) == first_frontier(
+        1000, 3
+    )
 
 
 def test_a_group_record_survives_the_store() -> None:
@@ -111,7 +123,9 @@ def test_a_group_record_survives_the_store() -> None:
 class Advance(RuleBasedStateMachine):
     """Random changes, random progress, random flips of the gate; the twin keeps one version for each logical partition."""
 
-    @initialize(logical=st.integers(2, 12), partitions=st.integers(1, 2), gate=st.sampled_from(Gate))
+    @initialize(
+        logical=st.integers(2, 12), partitions=st.integers(1, 2), gate=st.sampled_from(Gate)
+    )
     def begin(self, logical: int, partitions: int, gate: Gate) -> None:
         self.routes: dict[int, Route] = {1: first_route(logical, partitions, ["a"])}
         self.latest = 1
@@ -129,10 +143,17 @@ class Advance(RuleBasedStateMachine):
         part = data.draw(st.sampled_from(route.partitions))
         kind = data.draw(st.sampled_from(["split", "merge", "move"]))
         if kind == "split" and part.range.width > 1:
-            change = split(route, part.number, [data.draw(st.integers(part.range.first + 1, part.range.end - 1))], change_id="s")
+            change = split(
+                route,
+                part.number,
+                [data.draw(st.integers(part.range.first + 1, part.range.end - 1))],
+                change_id="s",
+            )
         elif kind == "merge" and len(route.partitions) > 1:
             at = data.draw(st.integers(0, len(route.partitions) - 2))
-            change = merge(route, [each.number for each in route.partitions[at : at + 2]], change_id="m")
+            change = merge(
+                route, [each.number for each in route.partitions[at : at + 2]], change_id="m"
+            )
         else:
             change = move(route, part.number, "b", change_id="v")
         self.latest += 1
@@ -141,7 +162,11 @@ class Advance(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish_some(self, data: st.DataObject) -> None:
         """The group reaches the end of a closed partition in some of the logical partitions that it reads there."""
-        closed = [each for each in readable(self.frontier, self.routes) if not self._is_live(each.partition.number)]
+        closed = [
+            each
+            for each in readable(self.frontier, self.routes)
+            if not self._is_live(each.partition.number)
+        ]
         if closed:
             chosen = data.draw(st.sampled_from(closed))
             first = data.draw(st.integers(chosen.range.first, chosen.range.end - 1))
@@ -165,10 +190,18 @@ class Advance(RuleBasedStateMachine):
 
     @rule()
     def step_fully(self) -> None:
-        steps = [self.frontier, *advance_fully(self.frontier, self.gate, self.routes, self.latest, self._finished, self._single)]
+        steps = [
+            self.frontier,
+            *advance_fully(
+                self.frontier, self.gate, self.routes, self.latest, self._finished, self._single
+            ),
+        ]
         for before, after in pairwise(steps):
             assert before != after
-            assert all(b - a in (0, 1) for a, b in zip(self._versions(before), self._versions(after), strict=True))
+            assert all(
+                b - a in (0, 1)
+                for a, b in zip(self._versions(before), self._versions(after), strict=True)
+            )
             self.twin = self._twin_steps()
             assert self._versions(after) == self.twin
         self.frontier = steps[-1]
@@ -194,7 +227,9 @@ class Advance(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Under either gate, when everything is finished everything opens."""
         if hasattr(self, "routes"):
-            steps = advance_fully(self.frontier, self.gate, self.routes, self.latest, lambda *_: True)
+            steps = advance_fully(
+                self.frontier, self.gate, self.routes, self.latest, lambda *_: True
+            )
             assert (steps or [self.frontier])[-1] == first_frontier(len(self.twin), self.latest)
 
     # --- the twin
@@ -213,7 +248,9 @@ class Advance(RuleBasedStateMachine):
     def _twin_steps(self) -> list[int]:
         if self.gate is Gate.STRICT:
             lowest = min(self.twin)
-            goes = lowest < self.latest and all(self._may_go(lp, v) for lp, v in enumerate(self.twin) if v == lowest)
+            goes = lowest < self.latest and all(
+                self._may_go(lp, v) for lp, v in enumerate(self.twin) if v == lowest
+            )
             return [v + (goes and v == lowest) for v in self.twin]
         return [v + (v < self.latest and self._may_go(lp, v)) for lp, v in enumerate(self.twin)]
 
@@ -230,7 +267,14 @@ class Advance(RuleBasedStateMachine):
         return runs
 
     def _lps_of(self, number: int) -> range:
-        return range(*next(part.range for route in self.routes.values() for part in route.partitions if part.number == number))
+        return range(
+            *next(
+                part.range
+                for route in self.routes.values()
+                for part in route.partitions
+                if part.number == number
+            )
+        )
 
     @staticmethod
     def _versions(found: Frontier) -> list[int]:

@@ -37,8 +37,19 @@ def test_the_worked_example_of_the_module_holds() -> None:
 
 def test_a_split_may_be_uneven_and_of_many_parts_and_stays_where_the_source_is() -> None:
     change = split(ROUTE, 2, [501, 502, 999], change_id="x", reason="hot")
-    assert (change.id, change.kind, change.to_version, change.sources, change.reason) == ("x", ChangeKind.SPLIT, 2, (2,), "hot")
-    assert [tuple(part.range) for part in change.targets] == [(500, 501), (501, 502), (502, 999), (999, 1000)]
+    assert (change.id, change.kind, change.to_version, change.sources, change.reason) == (
+        "x",
+        ChangeKind.SPLIT,
+        2,
+        (2,),
+        "hot",
+    )
+    assert [tuple(part.range) for part in change.targets] == [
+        (500, 501),
+        (501, 502),
+        (502, 999),
+        (999, 1000),
+    ]
     assert {part.group for part in change.targets} == {"b"}
 
 
@@ -53,8 +64,12 @@ def test_a_move_to_its_own_group_opens_a_fresh_partition() -> None:
     assert held(next_route(ROUTE, move(ROUTE, 1, "a", change_id="x")))[0] == (3, 0, 500, "a")
 
 
-@pytest.mark.parametrize(("logical", "partitions", "groups"), [(8, 0, ["a"]), (8, 9, ["a"]), (8, 1, []), (0, 0, ["a"])])
-def test_a_first_route_that_cannot_be_is_refused(logical: int, partitions: int, groups: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("logical", "partitions", "groups"), [(8, 0, ["a"]), (8, 9, ["a"]), (8, 1, []), (0, 0, ["a"])]
+)
+def test_a_first_route_that_cannot_be_is_refused(
+    logical: int, partitions: int, groups: list[str]
+) -> None:
     with pytest.raises(InvalidArgument):
         first_route(logical, partitions, groups)
 
@@ -106,7 +121,13 @@ def test_a_change_applies_to_the_route_that_it_was_made_for_and_to_no_other() ->
 def test_a_change_of_two_places_at_once_is_refused() -> None:
     route = first_route(9, 3, ["a"])
     apart = replace(move(route, 1, "b", change_id="x"), sources=(1, 3))
-    apart = replace(apart, targets=(PhysicalPartition(4, LpRange(0, 3), "b"), PhysicalPartition(5, LpRange(6, 9), "b")))
+    apart = replace(
+        apart,
+        targets=(
+            PhysicalPartition(4, LpRange(0, 3), "b"),
+            PhysicalPartition(5, LpRange(6, 9), "b"),
+        ),
+    )
     with pytest.raises(RouteConflict):
         next_route(route, apart)
 
@@ -130,7 +151,9 @@ class Routes(RuleBasedStateMachine):
     def _apply(self, change: Change, old: set[int], new: list[tuple[int, str]]) -> None:
         """`new` has the number and the group of each logical partition of the sources, in order."""
         twin = list(self.twins[-1])
-        for lp, (number, group) in zip((lp for lp, number in enumerate(twin) if number in old), new, strict=True):
+        for lp, (number, group) in zip(
+            (lp for lp, number in enumerate(twin) if number in old), new, strict=True
+        ):
             twin[lp] = number
             self.groups[number] = group
         self.routes.append(next_route(self.routes[-1], Change.decode(change.encode())))
@@ -143,7 +166,12 @@ class Routes(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted({n for n in twin if twin.count(n) > 1})))
         lps = [lp for lp, n in enumerate(twin) if n == number]
         at = sorted(data.draw(st.sets(st.sampled_from(lps[1:]), min_size=1, max_size=4)))
-        groups = data.draw(st.one_of(st.just([]), st.lists(st.sampled_from(GROUPS), min_size=len(at) + 1, max_size=len(at) + 1)))
+        groups = data.draw(
+            st.one_of(
+                st.just([]),
+                st.lists(st.sampled_from(GROUPS), min_size=len(at) + 1, max_size=len(at) + 1),
+            )
+        )
         fresh = max(self.groups) + 1
         part = [sum(cut <= lp for cut in at) for lp in lps]
         new = [(fresh + i, groups[i] if groups else self.groups[number]) for i in part]
@@ -155,7 +183,9 @@ class Routes(RuleBasedStateMachine):
         order = list(dict.fromkeys(self.twins[-1]))
         first = data.draw(st.integers(0, len(order) - 2))
         chosen = order[first : data.draw(st.integers(first + 2, len(order)))]
-        new = [(max(self.groups) + 1, group or self.groups[chosen[0]])] * sum(number in chosen for number in self.twins[-1])
+        new = [(max(self.groups) + 1, group or self.groups[chosen[0]])] * sum(
+            number in chosen for number in self.twins[-1]
+        )
         shuffled = data.draw(st.permutations(chosen))
         self._apply(merge(self.routes[-1], shuffled, change_id="m", group=group), set(chosen), new)
 
@@ -178,7 +208,15 @@ class Routes(RuleBasedStateMachine):
         for number in self.groups:
             versions = [version for version, twin in enumerate(self.twins) if number in twin]
             assert versions == list(range(versions[0], versions[-1] + 1))
-            assert len({tuple(lp for lp, n in enumerate(self.twins[v]) if n == number) for v in versions}) == 1
+            assert (
+                len(
+                    {
+                        tuple(lp for lp, n in enumerate(self.twins[v]) if n == number)
+                        for v in versions
+                    }
+                )
+                == 1
+            )
 
 
 TestRoutes = Routes.TestCase

@@ -15,7 +15,9 @@ NOBODY = Assignment()
 
 
 def opened(number: int, first: int, end: int, version: int = 1, group: str = "a") -> Readable:
-    return Readable(PhysicalPartition(number, LpRange(0, 1000), group), LpRange(first, end), version)
+    return Readable(
+        PhysicalPartition(number, LpRange(0, 1000), group), LpRange(first, end), version
+    )
 
 
 def no_backlog(_number: int, _lps: LpRange) -> float:
@@ -42,7 +44,10 @@ def test_the_worked_example_of_the_module_holds() -> None:
     targets = [opened(2, 0, 500, 2), opened(3, 500, 1000, 2)]
     done = assign(first, ["x", "y", "z"], targets, by_number(p2=50, p3=50))
     assert short(done) == ["2 [0, 250) x", "2 [250, 500) z", "3 [500, 1000) y"]
-    assert short(assign(done, ["x", "y"], targets, no_backlog)) == ["2 [0, 500) x", "3 [500, 1000) y"]
+    assert short(assign(done, ["x", "y"], targets, no_backlog)) == [
+        "2 [0, 500) x",
+        "3 [500, 1000) y",
+    ]
 
 
 def test_with_enough_ranges_none_is_cut() -> None:
@@ -68,9 +73,16 @@ def test_consumers_work_where_the_backlog_is() -> None:
         ((1, 1, 1_000_000), 4, [1, 1, 2]),
     ],
 )
-def test_shares_follow_the_largest_remainder(backlogs: tuple[float, ...], consumers: int, shares: list[int]) -> None:
+def test_shares_follow_the_largest_remainder(
+    backlogs: tuple[float, ...], consumers: int, shares: list[int]
+) -> None:
     ranges = [opened(1, 0, 400), opened(2, 400, 700), opened(3, 700, 1000)]
-    found = assign(NOBODY, [f"c{i:02}" for i in range(consumers)], ranges, lambda number, _: backlogs[number - 1])
+    found = assign(
+        NOBODY,
+        [f"c{i:02}" for i in range(consumers)],
+        ranges,
+        lambda number, _: backlogs[number - 1],
+    )
     counts = Counter(lane.partition for lane, _ in found.lanes)
     assert [counts[1], counts[2], counts[3]] == shares
 
@@ -85,9 +97,18 @@ def test_who_reads_a_partition_keeps_it_before_who_read_the_same_keys_elsewhere(
 
 def test_lanes_that_are_even_already_are_not_cut_elsewhere() -> None:
     """Four logical partitions for three can be cut 2 1 1 or 1 1 2: as they were."""
-    lanes = [(Lane(1, LpRange(0, 2), "a", 1), "x"), (Lane(1, LpRange(2, 3), "a", 1), "y"), (Lane(1, LpRange(3, 4), "a", 1), "z")]
+    lanes = [
+        (Lane(1, LpRange(0, 2), "a", 1), "x"),
+        (Lane(1, LpRange(2, 3), "a", 1), "y"),
+        (Lane(1, LpRange(3, 4), "a", 1), "z"),
+    ]
     before = Assignment(7, (*lanes, (Lane(2, LpRange(4, 20), "a", 1), "v")))
-    after = assign(before, ["v", "w", "x", "y", "z"], [opened(1, 0, 4), opened(2, 4, 20)], by_number(p1=30, p2=20))
+    after = assign(
+        before,
+        ["v", "w", "x", "y", "z"],
+        [opened(1, 0, 4), opened(2, 4, 20)],
+        by_number(p1=30, p2=20),
+    )
     assert short(after) == ["1 [0, 2) x", "1 [2, 3) y", "1 [3, 4) z", "2 [12, 20) w", "2 [4, 12) v"]
     assert after.generation == 8
 
@@ -117,15 +138,27 @@ def test_slowly_drifting_backlogs_cause_no_moves() -> None:
 
 
 def test_a_version_that_changes_nothing_moves_nothing() -> None:
-    found = assign(NOBODY, list("abc"), [opened(1, 0, 500), opened(2, 500, 1000)], by_number(p1=9, p2=1))
-    later = assign(found, list("abc"), [opened(1, 0, 500, 2), opened(2, 500, 1000, 2)], by_number(p1=1, p2=9))
+    found = assign(
+        NOBODY, list("abc"), [opened(1, 0, 500), opened(2, 500, 1000)], by_number(p1=9, p2=1)
+    )
+    later = assign(
+        found, list("abc"), [opened(1, 0, 500, 2), opened(2, 500, 1000, 2)], by_number(p1=1, p2=9)
+    )
     assert short(later) == short(found)
-    assert (later.generation, {lane.version for lane, _ in later.lanes}) == (found.generation + 1, {2})
+    assert (later.generation, {lane.version for lane, _ in later.lanes}) == (
+        found.generation + 1,
+        {2},
+    )
 
 
 def test_a_splits_targets_go_to_the_reader_of_the_source() -> None:
     before = assign(NOBODY, ["x", "y"], [opened(1, 0, 500), opened(2, 500, 1000)], no_backlog)
-    after = assign(before, ["x", "y"], [opened(1, 0, 500, 2), opened(3, 500, 700, 2), opened(4, 700, 1000, 2)], no_backlog)
+    after = assign(
+        before,
+        ["x", "y"],
+        [opened(1, 0, 500, 2), opened(3, 500, 700, 2), opened(4, 700, 1000, 2)],
+        no_backlog,
+    )
     assert short(after) == ["1 [0, 500) x", "3 [500, 700) y", "4 [700, 1000) y"]
 
 
@@ -139,7 +172,9 @@ def test_without_consumers_or_ranges_there_is_no_assignment() -> None:
 
 
 def test_an_assignment_survives_the_store() -> None:
-    found = assign(NOBODY, ["x", "y", "z"], [opened(1, 0, 500, group="b"), opened(2, 500, 1000, 3)], no_backlog)
+    found = assign(
+        NOBODY, ["x", "y", "z"], [opened(1, 0, 500, group="b"), opened(2, 500, 1000, 3)], no_backlog
+    )
     assert Assignment.decode(found.encode()) == found
 
 
@@ -159,9 +194,15 @@ class Assignments(RuleBasedStateMachine):
 
     def _assign(self, data: st.DataObject) -> tuple[Assignment, Assignment]:
         before = self.now
-        consumers, ranges = data.draw(st.permutations(self.consumers)), data.draw(st.permutations(self.open))
+        consumers, ranges = (
+            data.draw(st.permutations(self.consumers)),
+            data.draw(st.permutations(self.open)),
+        )
         self.now = assign(before, consumers, ranges, self._backlog)
-        assert assign(before, sorted(consumers) * 2, sorted(ranges, reverse=True), self._backlog) == self.now
+        assert (
+            assign(before, sorted(consumers) * 2, sorted(ranges, reverse=True), self._backlog)
+            == self.now
+        )
         assert self.now.generation == before.generation + (self.now.lanes != before.lanes)
         return before, self.now
 
@@ -178,7 +219,9 @@ class Assignments(RuleBasedStateMachine):
             for other in self.consumers:
                 had, has = set(before.of(other)), set(after.of(other))
                 assert other == name or has <= had, "a consumer that was there is given nothing"
-                assert has >= had or len(had) > share, "who has no more than the share gives nothing"
+                assert has >= had or len(had) > share, (
+                    "who has no more than the share gives nothing"
+                )
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -189,8 +232,12 @@ class Assignments(RuleBasedStateMachine):
         before, after = self._assign(data)
         if len(self.consumers) < len(self.open):
             for other in self.consumers:
-                if all(lane.range in {each.range for each in self.open} for lane in before.of(other)):
-                    assert set(before.of(other)) <= set(after.of(other)), "only the ranges of who leaves move"
+                if all(
+                    lane.range in {each.range for each in self.open} for lane in before.of(other)
+                ):
+                    assert set(before.of(other)) <= set(after.of(other)), (
+                        "only the ranges of who leaves move"
+                    )
 
     @rule(data=st.data())
     def split(self, data: st.DataObject) -> None:
@@ -199,7 +246,10 @@ class Assignments(RuleBasedStateMachine):
         if lps.width > 1:
             at = data.draw(st.integers(lps.first + 1, lps.end - 1))
             version = self.open[place].version + 1
-            parts = [opened(self.next_number, lps.first, at, version), opened(self.next_number + 1, at, lps.end, version)]
+            parts = [
+                opened(self.next_number, lps.first, at, version),
+                opened(self.next_number + 1, at, lps.end, version),
+            ]
             self.next_number += 2
             self.open[place : place + 1] = parts
             self._assign(data)
@@ -209,7 +259,12 @@ class Assignments(RuleBasedStateMachine):
         if len(self.open) > 1:
             place = data.draw(st.integers(0, len(self.open) - 2))
             first, second = self.open[place : place + 2]
-            merged = opened(self.next_number, first.range.first, second.range.end, max(first.version, second.version) + 1)
+            merged = opened(
+                self.next_number,
+                first.range.first,
+                second.range.end,
+                max(first.version, second.version) + 1,
+            )
             self.next_number += 1
             self.open[place : place + 2] = [merged]
             self._assign(data)
@@ -222,13 +277,18 @@ class Assignments(RuleBasedStateMachine):
         if piece.range.width > 1:
             at = data.draw(st.integers(piece.range.first + 1, piece.range.end - 1))
             left = piece._replace(range=LpRange(piece.range.first, at), version=piece.version + 1)
-            self.open[place : place + 1] = [left, piece._replace(range=LpRange(at, piece.range.end))]
+            self.open[place : place + 1] = [
+                left,
+                piece._replace(range=LpRange(at, piece.range.end)),
+            ]
             self._assign(data)
 
     @rule(data=st.data())
     def drift(self, data: st.DataObject) -> None:
         for each in self.open:
-            self.backlogs[each.partition.number] = data.draw(st.sampled_from([0.0, 0.0, 1.0, 3.0, 50.0, 1e9]))
+            self.backlogs[each.partition.number] = data.draw(
+                st.sampled_from([0.0, 0.0, 1.0, 3.0, 50.0, 1e9])
+            )
         before, after = self._assign(data)
         assert after is before, "the same consumers and ranges: nothing moves"
 
@@ -241,7 +301,11 @@ class Assignments(RuleBasedStateMachine):
         before, after = self._assign(data)
         for each in self.open:
             then, now = self._on(before, each), self._on(after, each)
-            if len(then) == len(now) and len(self.consumers) > len(self.open) and len(before.lanes) >= len(self.open):
+            if (
+                len(then) == len(now)
+                and len(self.consumers) > len(self.open)
+                and len(before.lanes) >= len(self.open)
+            ):
                 holders = [who for _, who in then]
                 if all(len(before.of(who)) == 1 for who in holders):
                     assert then == now

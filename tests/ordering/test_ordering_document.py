@@ -9,7 +9,9 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_every_test_that_the_document_names_exists() -> None:
-    named = set(re.findall(r"`(test_hazard_\w+)`", (TESTS.parent / "docs" / "ORDERING.md").read_text()))
+    named = set(
+        re.findall(r"`(test_hazard_\w+)`", (TESTS.parent / "docs" / "ORDERING.md").read_text())
+    )
     source = "\n".join(path.read_text() for path in TESTS.rglob("test_*.py"))
     missing = {name for name in named if f"def {name}(" not in source}
     assert not missing

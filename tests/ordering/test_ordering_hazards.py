@@ -12,7 +12,18 @@ from itertools import pairwise
 
 import pytest
 from qmq_ordering.changes import first_route, merge, move, next_route, split
-from qmq_ordering.lanes import Assignment, Finished, Frontier, FrontierPiece, Gate, advance, advance_fully, assign, first_frontier, readable
+from qmq_ordering.lanes import (
+    Assignment,
+    Finished,
+    Frontier,
+    FrontierPiece,
+    Gate,
+    advance,
+    advance_fully,
+    assign,
+    first_frontier,
+    readable,
+)
 from qmq_ordering.resharding import LoadHistory, PartitionLoad, ReshardPolicy, Split, decide
 from qmq_ordering.routes import LpRange, Route
 
@@ -25,7 +36,9 @@ def splits_of(versions: int) -> dict[int, Route]:
     for version in range(1, versions):
         route = routes[version]
         first = route.partitions[0]
-        routes[version + 1] = next_route(route, split(route, first.number, [first.range.width // 2], change_id=f"{version}"))
+        routes[version + 1] = next_route(
+            route, split(route, first.number, [first.range.width // 2], change_id=f"{version}")
+        )
     return routes
 
 
@@ -38,11 +51,22 @@ def done(*pairs: tuple[int, LpRange]) -> Finished:
 def test_hazard_01_a_child_is_not_readable_before_its_parent_is_drained(gate: Gate) -> None:
     routes = splits_of(2)
     begin = first_frontier(LOGICAL, 1)
-    steps = advance_fully(begin, gate, routes, 2, done(), lambda _: [LpRange(0, 99), LpRange(99, 100)])
+    steps = advance_fully(
+        begin, gate, routes, 2, done(), lambda _: [LpRange(0, 99), LpRange(99, 100)]
+    )
     assert steps == []
     almost = done((1, LpRange(0, 99)))
-    steps = [begin, *advance_fully(begin, gate, routes, 2, almost, lambda _: [LpRange(0, 99), LpRange(99, 100)])]
-    last = {each.partition.number: each.range for each in readable(steps[-1], routes) if each.range.end == LOGICAL}
+    steps = [
+        begin,
+        *advance_fully(
+            begin, gate, routes, 2, almost, lambda _: [LpRange(0, 99), LpRange(99, 100)]
+        ),
+    ]
+    last = {
+        each.partition.number: each.range
+        for each in readable(steps[-1], routes)
+        if each.range.end == LOGICAL
+    }
     assert 1 in last, "the last logical partition is still read from the parent"
     if gate is Gate.STRICT:
         assert [each.partition.number for each in readable(steps[-1], routes)] == [1]
@@ -88,15 +112,21 @@ def test_hazard_10_two_command_messages_at_once_are_two_steps(gate: Gate) -> Non
 def test_hazard_10_a_range_that_is_ahead_waits_for_its_own_next_source() -> None:
     """Partition 2 of version 2 is closed by version 3, and finished nowhere: that 1 is finished carries no range past it."""
     routes = splits_of(3)
-    steps = advance_fully(first_frontier(LOGICAL, 1), Gate.LANES, routes, 3, lambda number, _: number == 1)
-    assert steps[-1] == Frontier((FrontierPiece(LpRange(0, 50), 2), FrontierPiece(LpRange(50, 100), 3)))
+    steps = advance_fully(
+        first_frontier(LOGICAL, 1), Gate.LANES, routes, 3, lambda number, _: number == 1
+    )
+    assert steps[-1] == Frontier(
+        (FrontierPiece(LpRange(0, 50), 2), FrontierPiece(LpRange(50, 100), 3))
+    )
 
 
 def test_hazard_14_a_flip_of_the_gate_wedges_nothing_and_closes_nothing() -> None:
     routes = splits_of(3)
     ahead = Frontier((FrontierPiece(LpRange(0, 50), 2), FrontierPiece(LpRange(50, 100), 1)))
     assert advance(ahead, Gate.STRICT, routes, 3, done()) == ahead, "nothing closes"
-    assert advance(ahead, Gate.STRICT, routes, 3, done((2, LpRange(0, 50)))) == ahead, "who is ahead waits"
+    assert advance(ahead, Gate.STRICT, routes, 3, done((2, LpRange(0, 50)))) == ahead, (
+        "who is ahead waits"
+    )
     caught_up = advance(ahead, Gate.STRICT, routes, 3, done((1, LpRange(50, 100))))
     assert caught_up == first_frontier(LOGICAL, 2)
     gates = [Gate.STRICT, Gate.LANES] * 5
@@ -111,7 +141,12 @@ def test_hazard_15_no_split_storm_under_a_load_that_does_not_stop() -> None:
     policy = ReshardPolicy(is_enabled=True, split_messages_per_s=10, partitions_max=16)
     route, past, times = first_route(LOGICAL, 1, ["a", "b"]), LoadHistory(), []
     for second in range(3600):
-        loads = [PartitionLoad(p.number, p.range.width * 1e6, p.range.width * 1e6, 10**9, (1.0,) * p.range.width) for p in route.partitions]
+        loads = [
+            PartitionLoad(
+                p.number, p.range.width * 1e6, p.range.width * 1e6, 10**9, (1.0,) * p.range.width
+            )
+            for p in route.partitions
+        ]
         found, past = decide(policy, route, loads, ["a", "b"], past, second * 1000)
         if found.operation is not None:
             assert isinstance(found.operation, Split)
@@ -128,7 +163,12 @@ def test_hazard_15_a_load_around_the_threshold_does_not_flip_flop() -> None:
     route, past, operations = first_route(LOGICAL, 1, ["a"]), LoadHistory(), []
     for minute in range(24 * 60):
         rate = (10_500.0 if minute % 2 == 0 else 9_500.0) / LOGICAL
-        loads = [PartitionLoad(p.number, rate * p.range.width, rate * p.range.width, 0, (rate,) * p.range.width) for p in route.partitions]
+        loads = [
+            PartitionLoad(
+                p.number, rate * p.range.width, rate * p.range.width, 0, (rate,) * p.range.width
+            )
+            for p in route.partitions
+        ]
         found, past = decide(policy, route, loads, ["a"], past, minute * 60_000)
         if found.operation is not None:
             operations.append(found.operation)
@@ -164,7 +204,9 @@ def test_hazard_16_a_long_life_leaves_no_more_open_ranges_than_there_are_partiti
             change = merge(route, [part.number for part in parts[at : at + 2]], change_id="x")
         else:
             widest = max(parts, key=lambda part: part.range.width)
-            change = split(route, widest.number, [widest.range.first + widest.range.width // 3], change_id="x")
+            change = split(
+                route, widest.number, [widest.range.first + widest.range.width // 3], change_id="x"
+            )
         routes[version + 1] = next_route(route, change)
         steps = advance_fully(frontier, Gate.LANES, routes, version + 1, lambda *_: True)
         frontier = steps[-1]

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_ordering.changes import TRANSITIONS, PhaseEvent, document, first_route, merge, mermaid, step, table
+from qmq_ordering.changes import (
+    TRANSITIONS,
+    PhaseEvent,
+    document,
+    first_route,
+    merge,
+    mermaid,
+    step,
+    table,
+)
 from qmq_ordering.routes import FENCED, Change, Phase
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "ORDERING.md"
@@ -49,14 +58,20 @@ def test_every_pair_that_is_not_in_the_table_is_refused() -> None:
 
 def test_nothing_is_published_while_a_source_is_open() -> None:
     half = step(PREPARED, PhaseEvent.SOURCE_SEALED, number=1, sequence=17)
-    for phase, event in ((Phase.PREPARED, PhaseEvent.ALL_SEALED), (Phase.SEALED, PhaseEvent.PUBLISHED)):
+    for phase, event in (
+        (Phase.PREPARED, PhaseEvent.ALL_SEALED),
+        (Phase.SEALED, PhaseEvent.PUBLISHED),
+    ):
         with pytest.raises(AssertionError, match=r"sources \[2\] are not closed"):
             step(replace(half, phase=phase), event)
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_a_fenced_source_gets_its_sequence_whenever_its_broker_group_is_back(phase: Phase) -> None:
-    assert step(in_phase(phase), PhaseEvent.SOURCE_SEALED, number=2, sequence=40).sealed == {1: 17, 2: 40}
+    assert step(in_phase(phase), PhaseEvent.SOURCE_SEALED, number=2, sequence=40).sealed == {
+        1: 17,
+        2: 40,
+    }
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -87,8 +102,17 @@ def test_a_source_is_not_closed_for_the_first_time_behind_the_seal(phase: Phase)
         step(replace(PREPARED, phase=phase), PhaseEvent.SOURCE_SEALED, number=1, sequence=1)
 
 
-@given(st.lists(st.tuples(st.sampled_from(PhaseEvent), st.sampled_from([1, 2]), st.sampled_from([FENCED, 5])), max_size=30))
-def test_a_phase_never_goes_back_and_what_is_known_stays_known(story: list[tuple[PhaseEvent, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(PhaseEvent), st.sampled_from([1, 2]), st.sampled_from([FENCED, 5])
+        ),
+        max_size=30,
+    )
+)
+def test_a_phase_never_goes_back_and_what_is_known_stays_known(
+    story: list[tuple[PhaseEvent, int, int]],
+) -> None:
     """Events in any order, as metaservers that race would bring them: each is taken or refused."""
     order = list(Phase)
     change = PREPARED
@@ -99,7 +123,10 @@ def test_a_phase_never_goes_back_and_what_is_known_stays_known(story: list[tuple
         except AssertionError:
             continue
         assert order.index(change.phase) - order.index(before.phase) in (0, 1)
-        assert all(change.sealed[number] == known or known == FENCED for number, known in before.sealed.items())
+        assert all(
+            change.sealed[number] == known or known == FENCED
+            for number, known in before.sealed.items()
+        )
         assert change.phase is Phase.PREPARED or change.sealed.keys() == {1, 2}
 
 
@@ -110,6 +137,10 @@ def test_the_table_and_the_diagram_show_every_transition() -> None:
 
 
 def test_the_page_shows_the_current_table_of_rules() -> None:
-    found = re.search(r"<!-- phases:begin -->\n(.*?)\n<!-- phases:end -->", DOCUMENT.read_text(), re.DOTALL)
+    found = re.search(
+        r"<!-- phases:begin -->\n(.*?)\n<!-- phases:end -->", DOCUMENT.read_text(), re.DOTALL
+    )
     assert found is not None, "docs/ORDERING.md has lost its marks"
-    assert found[1].strip() == document(), "put what qmq_ordering.changes.document() says between the marks of docs/ORDERING.md"
+    assert found[1].strip() == document(), (
+        "put what qmq_ordering.changes.document() says between the marks of docs/ORDERING.md"
+    )

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qmq_ordering.changes import first_route, next_route, split
-from qmq_ordering.resharding import LoadHistory, Merge, PartitionLoad, ReshardDecision, ReshardPolicy, Split, decide
+from qmq_ordering.resharding import (
+    LoadHistory,
+    Merge,
+    PartitionLoad,
+    ReshardDecision,
+    ReshardPolicy,
+    Split,
+    decide,
+)
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.errors import InvalidArgument
@@ -27,11 +35,20 @@ def route_of(*widths: int, group: str = "a") -> Route:
     return Route(1, first, len(widths) + 1, tuple(parts))
 
 
-def load(route: Route, number: int, lp_load: Sequence[float], *, backlog: int = 0, message_bytes: float = 100.0) -> PartitionLoad:
+def load(
+    route: Route,
+    number: int,
+    lp_load: Sequence[float],
+    *,
+    backlog: int = 0,
+    message_bytes: float = 100.0,
+) -> PartitionLoad:
     part = route.partition(number)
     assert part is not None
     assert part.range.width == len(lp_load)
-    return PartitionLoad(number, sum(lp_load), sum(lp_load) * message_bytes, backlog, tuple(lp_load))
+    return PartitionLoad(
+        number, sum(lp_load), sum(lp_load) * message_bytes, backlog, tuple(lp_load)
+    )
 
 
 def once(
@@ -49,7 +66,9 @@ def test_a_hot_partition_is_split_where_its_load_halves() -> None:
     route = route_of(4, 4)
     found = once(route, [load(route, 1, [0, 0, 6000, 6000]), load(route, 2, [500] * 4)])
     assert found.operation == Split(1, (3,), ("a", "a"))
-    assert found.reasons == ("Partition 1 takes 12,000 messages/s, above 10,000; it is to be split at logical partition 3.",)
+    assert found.reasons == (
+        "Partition 1 takes 12,000 messages/s, above 10,000; it is to be split at logical partition 3.",
+    )
 
 
 def test_one_hot_logical_partition_is_isolated() -> None:
@@ -62,7 +81,9 @@ def test_one_hot_logical_partition_is_isolated() -> None:
 
 def test_with_room_for_one_partition_more_the_load_is_halved_as_well_as_can_be() -> None:
     route = route_of(5)
-    found = once(route, [load(route, 1, [1, 1, 20_000, 1, 1])], policy=replace(POLICY, partitions_max=2))
+    found = once(
+        route, [load(route, 1, [1, 1, 20_000, 1, 1])], policy=replace(POLICY, partitions_max=2)
+    )
     assert isinstance(found.operation, Split)
     assert len(found.operation.at) == 1
 
@@ -98,7 +119,12 @@ def test_bytes_and_backlog_make_hot_too() -> None:
     by_backlog = once(route, [load(route, 1, [1] * 4, backlog=2_000_000)])
     assert "has a backlog of 2,000,000 messages, above 1,000,000" in by_backlog.reasons[0]
     unknown = once(route, [PartitionLoad(1, 0.0, 0.0, 2_000_000, ())])
-    assert by_bytes.operation == by_backlog.operation == unknown.operation == Split(1, (2,), ("a", "a"))
+    assert (
+        by_bytes.operation
+        == by_backlog.operation
+        == unknown.operation
+        == Split(1, (2,), ("a", "a"))
+    )
 
 
 def test_the_heaviest_part_goes_to_the_least_loaded_group_and_the_lightest_stays() -> None:
@@ -121,7 +147,9 @@ def test_cold_neighbours_are_merged_when_they_were_cold_for_long() -> None:
             "below 1,000 and 5,000,000; they are to be merged when that has lasted 300 s.",
         ),
     )
-    later, past = decide(POLICY, route, loads, ["a"], LoadHistory.decode(past.encode()), NOW + 5 * MINUTE - 1)
+    later, past = decide(
+        POLICY, route, loads, ["a"], LoadHistory.decode(past.encode()), NOW + 5 * MINUTE - 1
+    )
     assert later.operation is None
     ripe, past = decide(POLICY, route, loads, ["a"], past, NOW + 5 * MINUTE)
     assert ripe.operation == Merge((2, 3), "a")
@@ -132,7 +160,9 @@ def test_a_warm_moment_starts_the_quiet_time_again() -> None:
     route = route_of(4, 4)
     cold = [load(route, 1, [1] * 4), load(route, 2, [1] * 4)]
     _, past = decide(POLICY, route, cold, ["a"], LoadHistory(), NOW)
-    _, past = decide(POLICY, route, [cold[0], load(route, 2, [300] * 4)], ["a"], past, NOW + 4 * MINUTE)
+    _, past = decide(
+        POLICY, route, [cold[0], load(route, 2, [300] * 4)], ["a"], past, NOW + 4 * MINUTE
+    )
     found, past = decide(POLICY, route, cold, ["a"], past, NOW + 6 * MINUTE)
     assert found.operation is None
     assert past.cold_since_ms == {(1, 2): NOW + 6 * MINUTE}
@@ -184,7 +214,10 @@ def test_behind_any_change_there_is_a_cool_down() -> None:
     _, past = decide(POLICY, route, hot, ["a"], LoadHistory(), NOW)
     found, past = decide(POLICY, route, hot, ["a"], past, NOW + 20_000)
     assert found.operation is None
-    assert found.reasons[-1] == "Nothing is done yet: the last change was 20 s ago, and the cool-down is 60 s."
+    assert (
+        found.reasons[-1]
+        == "Nothing is done yet: the last change was 20 s ago, and the cool-down is 60 s."
+    )
     assert decide(POLICY, route, hot, ["a"], past, NOW + MINUTE)[0].operation is not None
 
 
@@ -210,7 +243,9 @@ def test_a_clock_that_was_ahead_holds_nothing_up_for_longer_than_the_cool_down()
 
 def test_a_policy_that_is_off_explains_and_does_nothing() -> None:
     route = route_of(8)
-    found, past = decide(ReshardPolicy(), route, [load(route, 1, [2000] * 8)], ["a"], LoadHistory(), NOW)
+    found, past = decide(
+        ReshardPolicy(), route, [load(route, 1, [2000] * 8)], ["a"], LoadHistory(), NOW
+    )
     assert found.operation is None
     assert found.reasons[0].startswith("Automatic resharding is off")
     assert "it is to be split at logical partition 4" in found.reasons[1]
@@ -261,7 +296,9 @@ def test_stored_values_come_back() -> None:
     assert LoadHistory.decode(LoadHistory().encode()) == LoadHistory()
 
 
-LP_LOADS = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([0, 0, 0, 50, 400])), min_size=1, max_size=24)
+LP_LOADS = st.lists(
+    st.one_of(st.integers(0, 30), st.sampled_from([0, 0, 0, 50, 400])), min_size=1, max_size=24
+)
 POLICIES = st.builds(
     ReshardPolicy,
     is_enabled=st.just(True),
@@ -282,12 +319,16 @@ def looked_at(route: Route, lp_loads: Sequence[float]) -> list[PartitionLoad]:
     found = []
     for part in route.partitions:
         mine = lp_loads[part.range.first : part.range.end]
-        found.append(PartitionLoad(part.number, sum(mine), sum(mine) * 100.0, int(sum(mine)), tuple(mine)))
+        found.append(
+            PartitionLoad(part.number, sum(mine), sum(mine) * 100.0, int(sum(mine)), tuple(mine))
+        )
     return found
 
 
 @given(LP_LOADS, POLICIES, st.data())
-def test_any_constant_load_settles(lp_loads: list[float], policy: ReshardPolicy, data: st.DataObject) -> None:
+def test_any_constant_load_settles(
+    lp_loads: list[float], policy: ReshardPolicy, data: st.DataObject
+) -> None:
     """There are fewer splits than logical partitions, and fewer merges than partitions that ever existed; then nothing changes."""
     route = first_route(len(lp_loads), data.draw(st.integers(1, len(lp_loads))), ["a", "b"])
     begun = len(route.partitions)
@@ -309,11 +350,17 @@ def test_any_constant_load_settles(lp_loads: list[float], policy: ReshardPolicy,
 
 
 @given(LP_LOADS, st.data())
-def test_what_settled_has_nothing_hot_that_could_be_split(lp_loads: list[float], data: st.DataObject) -> None:
-    policy = ReshardPolicy(is_enabled=True, split_messages_per_s=40, merge_messages_per_s=0, cool_down_ms=0)
+def test_what_settled_has_nothing_hot_that_could_be_split(
+    lp_loads: list[float], data: st.DataObject
+) -> None:
+    policy = ReshardPolicy(
+        is_enabled=True, split_messages_per_s=40, merge_messages_per_s=0, cool_down_ms=0
+    )
     route = first_route(len(lp_loads), data.draw(st.integers(1, min(3, len(lp_loads)))), ["a"])
     past = LoadHistory()
-    while (found := decide(policy, route, looked_at(route, lp_loads), ["a"], past, NOW))[0].operation is not None:
+    while (found := decide(policy, route, looked_at(route, lp_loads), ["a"], past, NOW))[
+        0
+    ].operation is not None:
         operation, past = found[0].operation, found[1]
         assert operation is not None
         route = next_route(route, operation.change(route, change_id="x"))

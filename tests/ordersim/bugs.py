@@ -122,7 +122,10 @@ def _blind(method: Callable[..., Any]) -> Any:
 
 
 plant("publish before the sources are sealed", (RouteChanges, "_seal", _publish_first))
-plant("prepare a change without comparing the latest version", (RouteChanges, "_put_prepared", _prepare_blindly))
+plant(
+    "prepare a change without comparing the latest version",
+    (RouteChanges, "_put_prepared", _prepare_blindly),
+)
 plant("call a change sealed without comparing", (RouteChanges, "_seal", _blind(RouteChanges._seal)))
 plant("publish without comparing", (RouteChanges, "_publish", _blind(RouteChanges._publish)))
 
@@ -132,13 +135,17 @@ _advance = advancing.advance
 _is_finished = Queue.is_finished
 
 
-def _on_first_source(frontier: Frontier, gate: Any, routes: Any, latest: int, finished: Any, cuts: Any = None) -> Frontier:
+def _on_first_source(
+    frontier: Frontier, gate: Any, routes: Any, latest: int, finished: Any, cuts: Any = None
+) -> Frontier:
     """As soon as one source of a change is finished, all sources count as finished."""
 
     def any_finished(number: int, lps: Any) -> bool:
         if finished(number, lps):
             return True
-        versions = [version for version, route in routes.items() if route.partition(number) is not None]
+        versions = [
+            version for version, route in routes.items() if route.partition(number) is not None
+        ]
         before, after = routes[max(versions)], routes.get(max(versions) + 1)
         if after is None:
             return False
@@ -149,20 +156,32 @@ def _on_first_source(frontier: Frontier, gate: Any, routes: Any, latest: int, fi
     return _advance(frontier, gate, routes, latest, any_finished, cuts)
 
 
-def _by_any_range(frontier: Frontier, gate: Any, routes: Any, latest: int, finished: Any, cuts: Any = None) -> Frontier:
+def _by_any_range(
+    frontier: Frontier, gate: Any, routes: Any, latest: int, finished: Any, cuts: Any = None
+) -> Frontier:
     """A range opens when any range of its source is finished."""
 
     def some_finished(number: int, lps: Any) -> bool:
-        return finished(number, lps) or any(each.end < 1 << 20 and finished(number, each) for each in cuts(number))
+        return finished(number, lps) or any(
+            each.end < 1 << 20 and finished(number, each) for each in cuts(number)
+        )
 
     return _advance(frontier, gate, routes, latest, some_finished, cuts)
 
 
-def _two_at_once(frontier: Frontier, gate: Any, routes: Any, latest: int, finished: Any, cuts: Any = None) -> Frontier:
+def _two_at_once(
+    frontier: Frontier, gate: Any, routes: Any, latest: int, finished: Any, cuts: Any = None
+) -> Frontier:
     after = _advance(frontier, gate, routes, latest, finished, cuts)
     if after == frontier or after.newest >= latest:
         return after
-    return Frontier(tuple(advancing._joined([FrontierPiece(each.range, min(each.version + 1, latest)) for each in after.pieces])))
+    return Frontier(
+        tuple(
+            advancing._joined(
+                [FrontierPiece(each.range, min(each.version + 1, latest)) for each in after.pieces]
+            )
+        )
+    )
 
 
 def _missing_is_done(self: Queue, share: Any, lps: Any) -> bool:
@@ -179,7 +198,9 @@ async def _put_blindly(self: Records, item: Any, record: Any) -> Any:
     return replace(item, value=record.encode(), mod_revision=done.revision)
 
 
-plant("advance when the first of several sources is finished", (rounds, "advance", _on_first_source))
+plant(
+    "advance when the first of several sources is finished", (rounds, "advance", _on_first_source)
+)
 plant("open a range when another one of its source is finished", (rounds, "advance", _by_any_range))
 plant("skip a version", (rounds, "advance", _two_at_once))
 plant("take progress that is missing for done", (Queue, "is_finished", _missing_is_done))
@@ -193,24 +214,35 @@ async def _leave_parked(self: GroupRounds, looked: Any, after: Any) -> bool:
 plant("leave parked keys behind when a group moves on", (GroupRounds, "_hand_on", _leave_parked))
 
 
-async def _fence(self: Sealing, subject: str, part: Any, change: Any, record: Any, began_ms: int, *, looks: bool) -> bool:
+async def _fence(
+    self: Sealing, subject: str, part: Any, change: Any, record: Any, began_ms: int, *, looks: bool
+) -> bool:
     key = fence_key(part.group, subject, part.number)
     if looks:
-        if self._now_ms() - began_ms < 1_000 or "master" in (await read_group(self._store, part.group)).items:
+        if (
+            self._now_ms() - began_ms < 1_000
+            or "master" in (await read_group(self._store, part.group)).items
+        ):
             return False
         await self._arrow("before fence")
     try:
-        await self._store.txn([absent(key)], [Put(key, Fence(change.id, change.to_version).encode())])
+        await self._store.txn(
+            [absent(key)], [Put(key, Fence(change.id, change.to_version).encode())]
+        )
     except CoordinationUnknown:
         return False
     return await self._store.get(key) is not None
 
 
-async def _at_once(self: Sealing, subject: str, part: Any, change: Any, record: Any, began_ms: int) -> bool:
+async def _at_once(
+    self: Sealing, subject: str, part: Any, change: Any, record: Any, began_ms: int
+) -> bool:
     return await _fence(self, subject, part, change, record, began_ms, looks=False)
 
 
-async def _without_comparing(self: Sealing, subject: str, part: Any, change: Any, record: Any, began_ms: int) -> bool:
+async def _without_comparing(
+    self: Sealing, subject: str, part: Any, change: Any, record: Any, began_ms: int
+) -> bool:
     return await _fence(self, subject, part, change, record, began_ms, looks=True)
 
 
@@ -254,9 +286,15 @@ def _forget_key_and_not_its_size(self: GroupLaneState, key: bytes) -> Any:
     return self.parked.pop(key, None)
 
 
-plant("leave the last message of a parked key out of its replay", changed(LaneUnpark, _replay_without_the_last))
+plant(
+    "leave the last message of a parked key out of its replay",
+    changed(LaneUnpark, _replay_without_the_last),
+)
 plant("replay a key and let its reader read on", changed(LaneUnpark, _replay_and_keep_readers))
-plant("count what is given back as parked for ever", (GroupLaneState, "_forget_key", _forget_key_and_not_its_size))
+plant(
+    "count what is given back as parked for ever",
+    (GroupLaneState, "_forget_key", _forget_key_and_not_its_size),
+)
 plant("tell a reader of no parked keys", (GroupLaneState, "parked_in", lambda *_: []))
 
 
@@ -274,11 +312,15 @@ def _answer_at_once(self: Lanes, peer: Any, request_id: int, request: Any) -> No
         held.peer.send(held.answer)
 
 
-def _without_others(holders: list[LaneHolder], request: Any) -> tuple[list[LaneHolder], list[LaneHolder]]:
+def _without_others(
+    holders: list[LaneHolder], request: Any
+) -> tuple[list[LaneHolder], list[LaneHolder]]:
     return [each for each in holders if each.consumer == request.consumer], []
 
 
-def _take_over(holders: list[LaneHolder], _request: Any) -> tuple[list[LaneHolder], list[LaneHolder]]:
+def _take_over(
+    holders: list[LaneHolder], _request: Any
+) -> tuple[list[LaneHolder], list[LaneHolder]]:
     """Any consumer that asks gets the lane; the holder before it is released in order, although its lease still ran."""
     return holders, []
 
@@ -290,7 +332,11 @@ async def _describe_early(self: LaneAdmin, request: Any) -> Any:
 def _begin_at_end(self: Lanes, queue: Any, group: str, whole: Any) -> GroupLaneState:
     share = queue.lanes.get(group)
     if share is None or not share.progress:
-        self._store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, queue.visible_sequence, 0))
+        self._store.act(
+            LaneBegin(
+                queue.id.subject, queue.id.partition, group, "", *whole, queue.visible_sequence, 0
+            )
+        )
     return _share(self, queue, group, whole)
 
 
@@ -324,7 +370,11 @@ plant(
 )
 plant("begin a target at its end", (Lanes, "share", _begin_at_end))
 plant("hand out after the lease may be over", (LaneReader, "is_sure", lambda self: True))
-plant("hand out several messages of a key at once", (KeyQueue, "next", _many_of_a_key), (KeyQueue, "finished", _finish_if_there))
+plant(
+    "hand out several messages of a key at once",
+    (KeyQueue, "next", _many_of_a_key),
+    (KeyQueue, "finished", _finish_if_there),
+)
 
 
 _holder, _release = GroupLaneState.holder, GroupLaneState.release
@@ -375,7 +425,9 @@ def _settle_at_once(self: LaneCore, cell: Cell) -> bool:
 
 
 def _park_one(self: LaneCore, key: bytes) -> None:
-    for cell in [each for each in self._cells.values() if each.key == key and each.state is LaneState.WORKING]:
+    for cell in [
+        each for each in self._cells.values() if each.key == key and each.state is LaneState.WORKING
+    ]:
         self._set_aside(cell)
 
 
@@ -412,13 +464,21 @@ def _forgets_when_sealed(self: Admission, batch: Any, newest: Any) -> bool:
     return batch.queue.sealed is None and _is_stored(self, batch, newest)
 
 
-async def _seal_early(self: LaneAdmin, subject: str, number: int, change_id: str, to_version: int) -> int:
+async def _seal_early(
+    self: LaneAdmin, subject: str, number: int, change_id: str, to_version: int
+) -> int:
     return self._broker.seal(self._queue(subject, number), change_id, to_version)
 
 
-plant("take batches without looking for gaps in their numbers", (Admission, "_require", _no_gaps_looked_for))
+plant(
+    "take batches without looking for gaps in their numbers",
+    (Admission, "_require", _no_gaps_looked_for),
+)
 plant("take batches behind the command message", (Admission, "_require", _never_sealed))
-plant("say of a batch that is stored that it is not, once sealed", (Admission, "_is_stored", _forgets_when_sealed))
+plant(
+    "say of a batch that is stored that it is not, once sealed",
+    (Admission, "_is_stored", _forgets_when_sealed),
+)
 plant("answer a seal before it is committed", (LaneAdmin, "seal", _seal_early))
 
 # --- the producer --------------------------------------------------------------------------------------------------------
@@ -440,8 +500,16 @@ def _begin_as_somebody_else(self: Stream) -> None:
     self._producer_id, self._next_number = self._new_id(), 0
 
 
-plant("begin a new session as another producer", (Stream, "_begin_session", _begin_as_somebody_else))
-plant("take an unknown outcome for not stored", (OrderedBatch, "is_certain", property(lambda self: self.attempts > 0)))
-plant("send on before the fate of earlier batches is known", (Stream, "is_settled", property(lambda self: self.is_left)))
+plant(
+    "begin a new session as another producer", (Stream, "_begin_session", _begin_as_somebody_else)
+)
+plant(
+    "take an unknown outcome for not stored",
+    (OrderedBatch, "is_certain", property(lambda self: self.attempts > 0)),
+)
+plant(
+    "send on before the fate of earlier batches is known",
+    (Stream, "is_settled", property(lambda self: self.is_left)),
+)
 plant("send again under another message id", (OrderedBatch, "unsent_copy", _anonymous))
 plant("give up waiting for a partition that is not fenced", (Stream, "leave", _leave_as_fenced))

@@ -46,7 +46,16 @@ from qmq_ordering.routes import FENCED, Change, LpRange, Phase, PhysicalPartitio
 
 from ordersim.loop import Violation
 from qmq.log import command_messages
-from qmq.log.actions import LaneBegin, LaneDone, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneUnpark, decode_actions
+from qmq.log.actions import (
+    LaneBegin,
+    LaneDone,
+    LaneGrant,
+    LaneInherit,
+    LanePark,
+    LaneRelease,
+    LaneUnpark,
+    decode_actions,
+)
 from qmq.log.envelopes import Entry, unwrap, walk
 from qmq.log.segments import Segments
 from qmq.log.store import Store
@@ -66,8 +75,14 @@ class CommittedLogs:
     def read(self, group: str, store: Store, until: int) -> Iterator[Entry]:
         """The entries of a group up to a committed index that were not read before. Its replicas' files are the same."""
         places = self._places.setdefault(group, [0, 0])
-        entries = [_entries(segments, place, until) for segments, place in zip(store.logs, places, strict=True)]
-        both = [[(entry.envelope.index, log, entry) for entry in each] for log, each in enumerate(entries)]
+        entries = [
+            _entries(segments, place, until)
+            for segments, place in zip(store.logs, places, strict=True)
+        ]
+        both = [
+            [(entry.envelope.index, log, entry) for entry in each]
+            for log, each in enumerate(entries)
+        ]
         for _, log, entry in heapq.merge(*both, key=lambda each: each[0]):
             places[log] = entry.end
             yield entry
@@ -118,7 +133,12 @@ class Routes:
                 self._deleted(event.key)
                 continue
             simulation = self._simulation
-            simulation.tracer.put(event.key, event.now.value, at_ms=simulation.world.now, has=simulation.etcd.items.__contains__)
+            simulation.tracer.put(
+                event.key,
+                event.now.value,
+                at_ms=simulation.world.now,
+                has=simulation.etcd.items.__contains__,
+            )
             if event.key.startswith(FENCES):
                 self._fenced(event.key, event.now.value)
             elif event.key.startswith(self._prefix):
@@ -144,45 +164,71 @@ class Routes:
         if version > 1:
             change = self.changes[version]
             if next_route(self.routes[version - 1], change) != route:
-                raise Violation(f"routes: version {version} is not what its change leads to: {route}")
+                raise Violation(
+                    f"routes: version {version} is not what its change leads to: {route}"
+                )
             self._require_closed(change)
         self.routes[version] = route
         for part in route.partitions:
             self._simulation.ledger.open(part, version)
-        self._simulation.tell("etcd", f"version {version}: " + " ".join(f"{p.number}{p.range}@{p.group}" for p in route.partitions))
+        self._simulation.tell(
+            "etcd",
+            f"version {version}: "
+            + " ".join(f"{p.number}{p.range}@{p.group}" for p in route.partitions),
+        )
 
     def _require_closed(self, change: Change) -> None:
         for number in change.sources:
             part = self._simulation.ledger.parts[number]
             fence = self.fences.get(number)
             if part.sealed_at < 0 and (fence is None or fence.change_id != change.id):
-                raise Violation(f"publish: version {change.to_version} is published, and partition {number} is neither sealed nor fenced")
+                raise Violation(
+                    f"publish: version {change.to_version} is published, and partition {number} is neither sealed nor fenced"
+                )
 
     def _latest(self, version: int) -> None:
         if version != self.latest + 1 or version not in self.routes:
             raise Violation(f"routes: the latest version goes from {self.latest} to {version}")
         if version > 1 and self.changes[version].phase is not Phase.PUBLISHED:
-            raise Violation(f"routes: version {version} is the latest, and its change is {self.changes[version].phase.value}")
+            raise Violation(
+                f"routes: version {version} is the latest, and its change is {self.changes[version].phase.value}"
+            )
         self.latest = version
         self._known_at[version] = tuple(self.groups)
 
     def _change(self, change: Change) -> None:
         before = self.changes.get(change.to_version)
-        if before is None and (change.phase is not Phase.PREPARED or change.to_version != self.latest + 1):
-            raise Violation(f"changes: {change.id} to version {change.to_version} begins {change.phase.value}, the latest is {self.latest}")
+        if before is None and (
+            change.phase is not Phase.PREPARED or change.to_version != self.latest + 1
+        ):
+            raise Violation(
+                f"changes: {change.id} to version {change.to_version} begins {change.phase.value}, the latest is {self.latest}"
+            )
         if before is not None:
             steps = PHASES.index(change.phase) - PHASES.index(before.phase)
-            if change.id != before.id or steps not in (0, 1) or (steps == 0 and change.phase is Phase.PREPARED):
-                raise Violation(f"changes: {before.id} ({before.phase.value}) to version {change.to_version} becomes {change}")
+            if (
+                change.id != before.id
+                or steps not in (0, 1)
+                or (steps == 0 and change.phase is Phase.PREPARED)
+            ):
+                raise Violation(
+                    f"changes: {before.id} ({before.phase.value}) to version {change.to_version} becomes {change}"
+                )
             if change.phase is Phase.DONE and before.phase is Phase.PUBLISHED:
-                known = self._known_at[change.to_version]  # one that begins while the groups are counted may be missed: nothing hangs on it
+                known = self._known_at[
+                    change.to_version
+                ]  # one that begins while the groups are counted may be missed: nothing hangs on it
                 behind = [name for name in known if self.groups[name].furthest < change.to_version]
                 if behind:
-                    raise Violation(f"changes: {change.id} to version {change.to_version} is done, and {behind} are behind")
+                    raise Violation(
+                        f"changes: {change.id} to version {change.to_version} is done, and {behind} are behind"
+                    )
         for number, sequence in change.sealed.items():
             part = self._simulation.ledger.parts[number]
             if sequence not in (FENCED, part.sealed_at):
-                raise Violation(f"seal: change {change.id} says that {number} is sealed at {sequence}, committed is {part.sealed_at}")
+                raise Violation(
+                    f"seal: change {change.id} says that {number} is sealed at {sequence}, committed is {part.sealed_at}"
+                )
         self.changes[change.to_version] = change
         what = f"{change.id} {change.kind.value} to {change.to_version}: {change.phase.value} {dict(change.sealed)}"
         self._simulation.tell("etcd", f"change {what}")
@@ -191,23 +237,35 @@ class Routes:
 
     def _fenced(self, key: str, value: bytes) -> None:
         simulation = self._simulation
-        number, fence, name = int(key.rsplit("/", 1)[1]), Fence.decode(value), key[len(FENCES) :].partition("/")[0]
+        number, fence, name = (
+            int(key.rsplit("/", 1)[1]),
+            Fence.decode(value),
+            key[len(FENCES) :].partition("/")[0],
+        )
         self.fences[number] = fence
         simulation.ledger.note_fence(key, simulation.world.now)
         simulation.faults["partition fenced"] += 1
-        simulation.tell("etcd", f"partition {number} on {name} is FENCED for change {fence.change_id}")
+        simulation.tell(
+            "etcd", f"partition {number} on {name} is FENCED for change {fence.change_id}"
+        )
         if f"/qmq/groups/{name}/master" in simulation.etcd.items:
-            raise Violation(f"fence: partition {number} is fenced while a master of {name} holds its key")
+            raise Violation(
+                f"fence: partition {number} is fenced while a master of {name} holds its key"
+            )
         for replica in simulation.groups[name].processes():
             if replica.epoch and replica.right():
-                raise Violation(f"fence: partition {number} is fenced, and {replica.name} still has the right to append to it")
+                raise Violation(
+                    f"fence: partition {number} is fenced, and {replica.name} still has the right to append to it"
+                )
 
     def _deleted(self, key: str) -> None:
         if key.startswith(FENCES):
             number = int(key.rsplit("/", 1)[1])
             self._simulation.tell("etcd", f"the fence of partition {number} is removed")
             if self._simulation.ledger.parts[number].sealed_at < 0:
-                raise Violation(f"fence: the fence of partition {number} is removed, and the partition is not sealed, as committed")
+                raise Violation(
+                    f"fence: the fence of partition {number} is removed, and the partition is not sealed, as committed"
+                )
 
     # --- groups ----------------------------------------------------------------------------------------------------------
 
@@ -228,7 +286,9 @@ class Routes:
         for lp in range(self._simulation.plan.logical_partitions):
             was, now = version_at(before.frontier, lp), version_at(record.frontier, lp)
             if now not in (was, was + 1):
-                raise Violation(f"frontier: group {name} goes from version {was} to {now} in logical partition {lp}")
+                raise Violation(
+                    f"frontier: group {name} goes from version {was} to {now} in logical partition {lp}"
+                )
             if now > was:
                 moved.setdefault(now, []).append(lp)
         for version, lps in moved.items():
@@ -236,13 +296,22 @@ class Routes:
 
     def _advanced(self, name: str, gate: Gate, version: int, lps: list[int]) -> None:
         if version not in self.routes:
-            raise Violation(f"frontier: group {name} goes to version {version}, and {self.latest} is the latest")
+            raise Violation(
+                f"frontier: group {name} goes to version {version}, and {self.latest} is the latest"
+            )
         change, route = self.changes[version], self.routes[version - 1]
         if gate is Gate.STRICT:
-            lps = [lp for part in route.partitions if part.number in change.sources for lp in range(*part.range)]
+            lps = [
+                lp
+                for part in route.partitions
+                if part.number in change.sources
+                for lp in range(*part.range)
+            ]
         for lp in lps:
             number = route.holder(lp).number
-            if number in change.sources and not self._simulation.ledger.parts[number].is_finished(name, lp):
+            if number in change.sources and not self._simulation.ledger.parts[number].is_finished(
+                name, lp
+            ):
                 raise Violation(
                     f"frontier: group {name} ({gate.value}) goes to version {version}, and logical partition {lp} of partition {number} "
                     "is not finished, as committed"
@@ -251,7 +320,9 @@ class Routes:
 
 def version_at(frontier: Frontier, lp: int) -> int:
     """The version in a logical partition."""
-    return next(piece.version for piece in frontier.pieces if piece.range.first <= lp < piece.range.end)
+    return next(
+        piece.version for piece in frontier.pieces if piece.range.first <= lp < piece.range.end
+    )
 
 
 @dataclass(slots=True)
@@ -306,7 +377,10 @@ class Part:
             return True  # nothing was ever in it
         if found is None or self.sealed_at < 0 or lp not in found.end_done:
             return False
-        return all(sequence in found.done or sequence < found.begins_at for sequence in self.by_lp.get(lp, ()))
+        return all(
+            sequence in found.done or sequence < found.begins_at
+            for sequence in self.by_lp.get(lp, ())
+        )
 
 
 class Ledger:
@@ -352,21 +426,30 @@ class Ledger:
         at_ms = view.envelope.append_time_ms
         where = f"batch {view.header.batch_sequence} of producer {view.header.producer_id} in partition {part.part.number}"
         if part.sealed_at >= 0:
-            raise Violation(f"sealed: {where} was committed at {view.base_sequence}, behind the command message at {part.sealed_at}")
+            raise Violation(
+                f"sealed: {where} was committed at {view.base_sequence}, behind the command message at {part.sealed_at}"
+            )
         if 0 <= part.fenced_ms < at_ms:
-            raise Violation(f"fence: {where} was appended at {at_ms} ms, and the fence was put at {part.fenced_ms} ms")
+            raise Violation(
+                f"fence: {where} was appended at {at_ms} ms, and the fence was put at {part.fenced_ms} ms"
+            )
         assert view.base_sequence == len(part.messages), (view.base_sequence, len(part.messages))
         keys, lps = view.keys() or [], view.logical_partitions() or ()
         ids = view.message_ids() or [
-            MessageId(view.header.producer_id, view.header.batch_sequence, index).to_bytes() for index in range(view.count)
+            MessageId(view.header.producer_id, view.header.batch_sequence, index).to_bytes()
+            for index in range(view.count)
         ]
         for index, body in enumerate(view.bodies()):
             number = int(body.rpartition(b"/")[2])
             last = part.last_numbers.get(keys[index], 0)
             if number <= last:
-                raise Violation(f"written: {where} has message {number} of {keys[index]!r} at {view.base_sequence + index}, behind {last}")
+                raise Violation(
+                    f"written: {where} has message {number} of {keys[index]!r} at {view.base_sequence + index}, behind {last}"
+                )
             part.last_numbers[keys[index]] = max(number, last)
-            message = Message(keys[index], number, lps[index], view.base_sequence + index, ids[index], at_ms)
+            message = Message(
+                keys[index], number, lps[index], view.base_sequence + index, ids[index], at_ms
+            )
             part.messages.append(message)
             part.by_lp.setdefault(message.lp, []).append(message.sequence)
             part.by_key.setdefault(message.key, []).append(message.sequence)
@@ -385,20 +468,29 @@ class Ledger:
         copies.append((part.part.number, message))
         times = self._appended.setdefault(message.key, [])
         for since, at_ms in times:
-            if (since > part.since and at_ms < message.append_ms) or (since < part.since and at_ms > message.append_ms):
+            if (since > part.since and at_ms < message.append_ms) or (
+                since < part.since and at_ms > message.append_ms
+            ):
                 raise Violation(
                     f"both written: {name} was appended to partition {part.part.number} of version {part.since} at {message.append_ms} ms, "
                     f"and one of version {since} has the key at {at_ms} ms"
                 )
-        times[:] = [each for each in times if each[0] != part.since] + [(part.since, message.append_ms)]
+        times[:] = [each for each in times if each[0] != part.since] + [
+            (part.since, message.append_ms)
+        ]
 
     def _sealed(self, view: BatchView) -> None:
         part = self.parts[view.header.partition]
         sealed = command_messages.read(view.region, view.base_sequence)
         if part.sealed_at >= 0:
-            raise Violation(f"sealed: partition {part.part.number} has a second command message at {view.base_sequence}")
+            raise Violation(
+                f"sealed: partition {part.part.number} has a second command message at {view.base_sequence}"
+            )
         part.sealed_at = sealed.sequence
-        self._simulation.tell(part.part.group, f"partition {part.part.number} is sealed at {sealed.sequence}, committed")
+        self._simulation.tell(
+            part.part.group,
+            f"partition {part.part.number} is sealed at {sealed.sequence}, committed",
+        )
 
     # --- lanes -----------------------------------------------------------------------------------------------------------
 
@@ -449,15 +541,22 @@ class Ledger:
                 f"({sorted(progress.holders)} hold)"
             )
         lps, _ = held
-        ranges = action.ranges if isinstance(action, LaneDone) else ((action.sequence, action.sequence),)
+        ranges = (
+            action.ranges if isinstance(action, LaneDone) else ((action.sequence, action.sequence),)
+        )
         for first, last in ranges:
             for sequence in range(first, last + 1):
                 if sequence == part.sealed_at:
                     progress.end_done.update(range(*lps))
-                elif lps.first <= part.messages[sequence].lp < lps.end and sequence not in progress.done:
+                elif (
+                    lps.first <= part.messages[sequence].lp < lps.end
+                    and sequence not in progress.done
+                ):
                     self._message_settled(action, part, progress, part.messages[sequence])
 
-    def _message_settled(self, action: LaneDone | LanePark, part: Part, progress: Progress, message: Message) -> None:
+    def _message_settled(
+        self, action: LaneDone | LanePark, part: Part, progress: Progress, message: Message
+    ) -> None:
         where = (action.group, part.part.number, message.sequence)
         name = f"message {message.number} of {message.key!r} (partition {part.part.number}, {message.sequence}) for group {action.group}"
         checks = self._simulation.checks
@@ -467,7 +566,9 @@ class Ledger:
             progress.parked.setdefault(message.key, []).append(message.sequence)
             checks.set_aside(action.group, message.key, message.number)
         elif where not in checks.finished and message.sequence >= progress.begins_at:
-            raise Violation(f"settled: {action.consumer} settled {name}, which no handler has finished")
+            raise Violation(
+                f"settled: {action.consumer} settled {name}, which no handler has finished"
+            )
         elif message.key in progress.parked:
             raise Violation(f"parked: {action.consumer} settled {name}, while the key is parked")
         progress.done.add(message.sequence)
@@ -482,7 +583,11 @@ class Ledger:
             if key not in progress.parked:
                 progress.parked[key] = []
                 progress.inherited[key] = lp
-                progress.holders = {token: held for token, held in progress.holders.items() if not held[0].first <= lp < held[0].end}
+                progress.holders = {
+                    token: held
+                    for token, held in progress.holders.items()
+                    if not held[0].first <= lp < held[0].end
+                }
 
     def _unparked(self, action: LaneUnpark) -> None:
         part = self.parts[action.partition]
@@ -492,12 +597,20 @@ class Ledger:
         sequences = progress.parked.pop(action.key)
         inherited = progress.inherited.pop(action.key, 0)
         lp = part.messages[sequences[0]].lp if sequences else inherited
-        progress.holders = {token: held for token, held in progress.holders.items() if not held[0].first <= lp < held[0].end}
+        progress.holders = {
+            token: held
+            for token, held in progress.holders.items()
+            if not held[0].first <= lp < held[0].end
+        }
         if action.replays and sequences:
             progress.done.difference_update(sequences)
-            self._simulation.checks.replays(action.group, action.key, [part.messages[each].number for each in sequences])
+            self._simulation.checks.replays(
+                action.group, action.key, [part.messages[each].number for each in sequences]
+            )
         elif sequences:
-            self._simulation.checks.skipped.update((action.group, action.partition, each) for each in sequences)
+            self._simulation.checks.skipped.update(
+                (action.group, action.partition, each) for each in sequences
+            )
 
     # --- questions -------------------------------------------------------------------------------------------------------
 
@@ -508,7 +621,11 @@ class Ledger:
     def find(self, number: int, sequence: int) -> Message | None:
         """A committed message."""
         part = self.parts.get(number)
-        return part.messages[sequence] if part is not None and 0 <= sequence < len(part.messages) else None
+        return (
+            part.messages[sequence]
+            if part is not None and 0 <= sequence < len(part.messages)
+            else None
+        )
 
 
 Where = tuple[str, int, int]
@@ -564,21 +681,39 @@ class Checks:
         self.handed_count += 1
         found = ledger.find(message.partition, message.sequence)
         if found is None or message.body != b"%s/%d" % (found.key, found.number):
-            raise Violation(f"handed out: {consumer} is given {message!r}, {message.body!r}; committed there is {found}")
+            raise Violation(
+                f"handed out: {consumer} is given {message!r}, {message.body!r}; committed there is {found}"
+            )
         name = f"message {found.number} of {found.key!r} (partition {message.partition}, {found.sequence})"
         progress = ledger.parts[message.partition].groups.get(group)
         if progress is None or found.sequence < progress.begins_at:
-            raise Violation(f"handed out: {consumer} of group {group} is given {name}, where the group does not begin")
+            raise Violation(
+                f"handed out: {consumer} of group {group} is given {name}, where the group does not begin"
+            )
         if found.key in progress.parked:
-            raise Violation(f"parked: {consumer} of group {group} is given {name}, while the key is parked")
+            raise Violation(
+                f"parked: {consumer} of group {group} is given {name}, while the key is parked"
+            )
         for number, part in ledger.parts.items():
-            if number < message.partition and group in part.groups and part.groups[group].parked.get(found.key):
-                raise Violation(f"parked: {consumer} of group {group} is given {name}, while the key is parked in partition {number}")
+            if (
+                number < message.partition
+                and group in part.groups
+                and part.groups[group].parked.get(found.key)
+            ):
+                raise Violation(
+                    f"parked: {consumer} of group {group} is given {name}, while the key is parked in partition {number}"
+                )
         for sequence in ledger.parts[message.partition].by_key[found.key]:
             if sequence >= found.sequence:
                 break
-            if not (sequence < progress.begins_at or sequence in progress.done or (group, message.partition, sequence) in self.finished):
-                raise Violation(f"overtaken: {consumer} of group {group} is given {name}, and nobody has finished the one at {sequence}")
+            if not (
+                sequence < progress.begins_at
+                or sequence in progress.done
+                or (group, message.partition, sequence) in self.finished
+            ):
+                raise Violation(
+                    f"overtaken: {consumer} of group {group} is given {name}, and nobody has finished the one at {sequence}"
+                )
         self._require_before(group, consumer, message.partition, found.lp, name)
         self.require_order(group, consumer, found.key, found.number, name)
 
@@ -611,7 +746,11 @@ class Checks:
             if to_replay:
                 raise Violation(f"{told}: it is new, and the replay has not come so far")
             is_whole = self._simulation.routes.groups[group].record.start != "latest"
-            missing = [each for each in range(seen[-1] + 1 if seen else 1, number) if (key, each) in self.stored and each not in line.aside]
+            missing = [
+                each
+                for each in range(seen[-1] + 1 if seen else 1, number)
+                if (key, each) in self.stored and each not in line.aside
+            ]
             if missing and (seen or is_whole):
                 raise Violation(f"{told}: {missing} were acknowledged and are left out")
             seen.append(number)
@@ -643,14 +782,27 @@ class Checks:
         for (key, number), (partition, sequence) in self.stored.items():
             found = ledger.find(partition, sequence)
             if found is None or (found.key, found.number) != (key, number):
-                raise Violation(f"durability: message {number} of {key!r} was acknowledged at {sequence} of {partition}, there is {found}")
-            places = [(partition, message.sequence) for partition, message in ledger.by_key[key][number]]
-            for group in self._simulation.plan.groups if self._simulation.plan.give_back_every_ms else ():
-                if not any((group, *place) in self.finished or (group, *place) in self.skipped for place in places):
-                    raise Violation(f"lost: no handler of group {group} has finished message {number} of {key!r} in {places}")
+                raise Violation(
+                    f"durability: message {number} of {key!r} was acknowledged at {sequence} of {partition}, there is {found}"
+                )
+            places = [
+                (partition, message.sequence) for partition, message in ledger.by_key[key][number]
+            ]
+            for group in (
+                self._simulation.plan.groups if self._simulation.plan.give_back_every_ms else ()
+            ):
+                if not any(
+                    (group, *place) in self.finished or (group, *place) in self.skipped
+                    for place in places
+                ):
+                    raise Violation(
+                        f"lost: no handler of group {group} has finished message {number} of {key!r} in {places}"
+                    )
         for key, number in self.refused:
             if ledger.by_key.get(key, {}).get(number):
-                raise Violation(f"refused: message {number} of {key!r} was reported as not stored, and is in {ledger.by_key[key][number]}")
+                raise Violation(
+                    f"refused: message {number} of {key!r} was reported as not stored, and is in {ledger.by_key[key][number]}"
+                )
 
     def undrained(self) -> list[str]:
         """For each group a short description of what is not done yet."""
@@ -658,11 +810,21 @@ class Checks:
         found: list[str] = []
         for name, group in routes.groups.items():
             for number, part in ledger.parts.items():
-                if not any(route.partition(number) for version, route in routes.routes.items() if version >= group.since):
+                if not any(
+                    route.partition(number)
+                    for version, route in routes.routes.items()
+                    if version >= group.since
+                ):
                     continue
                 progress = part.groups.get(name)
                 begin = progress.begins_at if progress is not None else 0
-                left = [m.sequence for m in part.messages[begin:] if progress is None or m.sequence not in progress.done]
+                left = [
+                    m.sequence
+                    for m in part.messages[begin:]
+                    if progress is None or m.sequence not in progress.done
+                ]
                 if left:
-                    found.append(f"group {name} has {len(left)} messages left in partition {number}, from {left[0]} on")
+                    found.append(
+                        f"group {name} has {len(left)} messages left in partition {number}, from {left[0]} on"
+                    )
         return found

@@ -42,7 +42,9 @@ class SimMetadata(MetadataClient):
     async def _call_once(self, method: str, request: Any, timeout_s: float) -> Any:
         address = self._address
         try:
-            return await self._mine.simulation.network.call(self._mine, address, method, request, timeout_s)
+            return await self._mine.simulation.network.call(
+                self._mine, address, method, request, timeout_s
+            )
         except Unavailable:
             if self._address == address:
                 self.turn()
@@ -68,7 +70,10 @@ class ClientProcess(Process):
 
     def _build(self) -> None:
         self.metadata = SimMetadata(self)
-        self.links = ConnectionPool(MetadataCache(self.metadata.routes, self.metadata.watch, self.metadata.turn), "simulated")
+        self.links = ConnectionPool(
+            MetadataCache(self.metadata.routes, self.metadata.watch, self.metadata.turn),
+            "simulated",
+        )
         self.loop.create_task(self._run())
 
     async def _run(self) -> None:
@@ -79,7 +84,9 @@ class ProducerProcess(ClientProcess):
     """One life of a producer. Its keys are its own: another life has others."""
 
     def __init__(self, simulation: Simulation, name: str, life: int) -> None:
-        self._keys = [b"%s.%d-%d" % (name.encode(), life, number) for number in range(simulation.plan.keys)]
+        self._keys = [
+            b"%s.%d-%d" % (name.encode(), life, number) for number in range(simulation.plan.keys)
+        ]
         self.undecided = 0
         self.is_stopped = False
         self._producer: OrderedProducer | None = None
@@ -134,7 +141,9 @@ class ProducerProcess(ClientProcess):
             receipt = (await ticket).receipt(place)
         except QmqError as failure:
             self.tell(f"{number} of {key!r} failed ({failure.outcome.name}): {failure}")
-            (checks.refused if failure.outcome is Outcome.NOT_STORED else checks.unknown)[key, number] = None
+            (checks.refused if failure.outcome is Outcome.NOT_STORED else checks.unknown)[
+                key, number
+            ] = None
             self.simulation.tracer.stop("a failed message")
         else:
             self.simulation.tracer.acked(key, number, receipt.partition)
@@ -178,7 +187,9 @@ class ConsumerProcess(ClientProcess):
         simulation.tracer.given(self.group, self.name, message.partition, message.sequence)
         simulation.checks.handed(self.group, self.name, message)
         if simulation.story is not None:
-            self.tell(f"{self.group} handles {message.body!r} of {message.partition}@{message.sequence} v{message.route_version}")
+            self.tell(
+                f"{self.group} handles {message.body!r} of {message.partition}@{message.sequence} v{message.route_version}"
+            )
         slow = 1 if simulation.is_calm else simulation.plan.handler_ms
         await asyncio.sleep(random.randint(0, slow if random.random() < 0.9 else slow * 10) / 1000)
         where = (self.group, message.partition, message.sequence)

@@ -71,10 +71,17 @@ class Timer:
     __slots__ = ("_args", "_callback", "_context", "_is_cancelled", "_loop", "_when")
 
     def __init__(
-        self, loop: ProcessLoop, when: float, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
+        self,
+        loop: ProcessLoop,
+        when: float,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
     ) -> None:
         self._loop, self._when, self._callback, self._args = loop, when, callback, args
-        self._context = contextvars.copy_context() if context is None else context  # an empty one is false
+        self._context = (
+            contextvars.copy_context() if context is None else context
+        )  # an empty one is false
         self._is_cancelled = False
 
     def cancel(self) -> None:
@@ -106,7 +113,9 @@ class Timer:
 class ProcessLoop(asyncio.AbstractEventLoop):
     """`broken` is called with uncaught errors."""
 
-    def __init__(self, world: World, name: str, broken: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self, world: World, name: str, broken: Callable[[str, BaseException], None]
+    ) -> None:
         self.world = world
         self.name = name
         self.is_alive = True
@@ -124,16 +133,36 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._looks += 1
         return self.world.now / 1000 + self._looks * LOOK_S
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
+    def call_soon(
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
         return self._in(0, callback, args, context)
 
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Any:
         return self._in(max(-int(-delay * 1000 // 1), 0), callback, args, context)
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Any:
         return self._in(max(-int((self.world.now - when * 1000) // 1), 0), callback, args, context)
 
-    def _in(self, ms: int, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None) -> Timer:
+    def _in(
+        self,
+        ms: int,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> Timer:
         timer = Timer(self, (self.world.now + ms) / 1000, callback, args, context)
         if self.world.now != self._now:
             self._now, self._count = self.world.now, 0
@@ -147,8 +176,12 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:  # type: ignore[override]
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
+    def create_task(
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None
+    ) -> asyncio.Task[Any]:  # type: ignore[override]
+        task: asyncio.Task[Any] = asyncio.Task(
+            coro, loop=self, name=name or "task", context=context
+        )
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
 
@@ -166,14 +199,18 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         if self.is_alive and cause is not None and not isinstance(cause, QmqError):
             self._broken(self.name, cause)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:  # type: ignore[override]
         """The product asks other threads for the addresses of names only: every name has some."""
         assert func is socket.getaddrinfo, func
         found = self.create_future()
         found.set_result(args)
         return found
 
-    async def create_connection(self, factory: Callable[[], Any], host: str = "", port: int = 0, **_: Any) -> Any:  # type: ignore[override]
+    async def create_connection(
+        self, factory: Callable[[], Any], host: str = "", port: int = 0, **_: Any
+    ) -> Any:  # type: ignore[override]
         return await self.connect(factory, host)
 
     connect: Callable[[Callable[[], Any], str], Awaitable[Any]]

@@ -132,7 +132,9 @@ class Plan:
 def draw(random: Random) -> Plan:
     """A different plan for each seed."""
     is_obsessed = random.random() < 0.4
-    faults = random.choice(OBSESSIONS) if is_obsessed else random.sample(FAULTS, random.randint(4, 14))
+    faults = (
+        random.choice(OBSESSIONS) if is_obsessed else random.sample(FAULTS, random.randint(4, 14))
+    )
     return Plan(
         partitions=random.choice((1, 2, 3)),
         broker_groups=random.choice((2, 2, 3)),
@@ -159,7 +161,9 @@ def draw(random: Random) -> Plan:
         arrow_kill=random.choice((0.0, 0.0, 0.05, 0.2)),
         arrow_stall=random.choice((0.0, 0.0, 0.1, 0.3)),
         aim=random.choice((0.0, 0.0, 0.3, 0.7)),
-        fault_every_ms=random.choice((3_000, 6_000, 12_000) if is_obsessed else (1_500, 3_000, 6_000)),
+        fault_every_ms=random.choice(
+            (3_000, 6_000, 12_000) if is_obsessed else (1_500, 3_000, 6_000)
+        ),
         change_every_ms=random.choice((2_000, 4_000, 10_000)),
         faults=tuple(sorted(faults)),
         changes=tuple(sorted(random.sample(CHANGES, random.randint(2, len(CHANGES))))),
@@ -231,13 +235,21 @@ class Nemesis:
     def _fault(self, round_number: int) -> None:
         if not self._is_over(round_number) and self._plan.faults:
             self.strike(self._random.choice(self._plan.faults))
-            self._world.after(1 + int(self._random.expovariate(1 / self._plan.fault_every_ms)), self._fault, round_number)
+            self._world.after(
+                1 + int(self._random.expovariate(1 / self._plan.fault_every_ms)),
+                self._fault,
+                round_number,
+            )
 
     def _change(self, round_number: int) -> None:
         if not self._is_over(round_number):
             for _ in range(self._random.choice((1, 1, 1, 2))):
                 self.change(self._random.choice(self._plan.changes))
-            self._world.after(1 + int(self._random.expovariate(1 / self._plan.change_every_ms)), self._change, round_number)
+            self._world.after(
+                1 + int(self._random.expovariate(1 / self._plan.change_every_ms)),
+                self._change,
+                round_number,
+            )
 
     def _hold(self, round_number: int) -> None:
         """Hold the connections between producers and a group without closing them; held data arrives when the hold ends."""
@@ -297,8 +309,12 @@ class Nemesis:
         self._world.after(self._random.randint(300, 1_500), self._cut_all)
         after_ms = self._random.randint(600, 3_000)
         self._world.after(after_ms, self._give_majority, group)
-        if self._random.random() < 0.5:  # it commits, and seals; but who asks about what was on its way gets no answer
-            self._world.after(after_ms + self._random.randint(20, 400), self._pause_master_of, group)
+        if (
+            self._random.random() < 0.5
+        ):  # it commits, and seals; but who asks about what was on its way gets no answer
+            self._world.after(
+                after_ms + self._random.randint(20, 400), self._pause_master_of, group
+            )
 
     def _answer_without_hearer(self, group: BrokerGroup) -> None:
         """The group stores or refuses the many messages on their way; producers hear of the next route before they hear of that."""
@@ -334,7 +350,11 @@ class Nemesis:
         return self._random.choice(list(self._simulation.groups.values()))
 
     def _any(self, kind: type[_P]) -> _P | None:
-        found = [each for each in self._network.processes.values() if isinstance(each, kind) and each.is_up]
+        found = [
+            each
+            for each in self._network.processes.values()
+            if isinstance(each, kind) and each.is_up
+        ]
         return self._random.choice(found) if found else None
 
     def _isolate(self, names: Sequence[str], most_ms: int, *, within_ms: int | None = None) -> None:
@@ -386,10 +406,14 @@ class Nemesis:
         """For longer than the lease, so the group may be fenced."""
         group = self._group()
         until_ms = self._random.randint(7_000, 25_000)
-        if self._random.random() < 0.6:  # what is written just before is not answered, and may be committed when the group is back
+        if (
+            self._random.random() < 0.6
+        ):  # what is written just before is not answered, and may be committed when the group is back
             group.has_majority = False
             self._world.after(until_ms + self._random.randint(0, 2_000), self._give_majority, group)
-        self._world.after(self._random.randint(0, 1_500), self._isolate_until, group, self._world.now + until_ms)
+        self._world.after(
+            self._random.randint(0, 1_500), self._isolate_until, group, self._world.now + until_ms
+        )
         if self._random.random() < 0.7:
             self.change("leave", group)
 
@@ -454,7 +478,9 @@ class Nemesis:
             is_brief = self._random.random() < 0.6
             for turn in range(150 if is_brief else 1):
                 at_ms = turn * 12 + self._random.randint(0, 8)
-                self._world.after(at_ms, self._fill, master, 3 if is_brief else self._random.randint(200, 1_500))
+                self._world.after(
+                    at_ms, self._fill, master, 3 if is_brief else self._random.randint(200, 1_500)
+                )
 
     def _fill(self, master: Replica, ms: int) -> None:
         master.disk.is_full = True
@@ -466,7 +492,11 @@ class Nemesis:
     def _do_etcd_cut_one(self) -> None:
         group = self._group()
         master = group.master()
-        name = master.name if master is not None and self._random.random() < 0.6 else self._random.choice(self._simulation.metaserver_names)
+        name = (
+            master.name
+            if master is not None and self._random.random() < 0.6
+            else self._random.choice(self._simulation.metaserver_names)
+        )
         self.etcd_cut[name] = None
         self._later(15_000, self.etcd_cut.pop, name, None)
 
@@ -476,7 +506,11 @@ class Nemesis:
     def _do_lease_end(self) -> None:
         """Consumers' leases end early: their metaservers did not keep them."""
         etcd = self._simulation.etcd
-        leases = [item.lease for key, item in etcd.items.items() if key.startswith(MEMBERS) and item.lease in etcd.leases]
+        leases = [
+            item.lease
+            for key, item in etcd.items.items()
+            if key.startswith(MEMBERS) and item.lease in etcd.leases
+        ]
         for lease in dict.fromkeys(leases):
             etcd.end(lease)
 
@@ -540,7 +574,9 @@ class Nemesis:
         found = self._any(ConsumerProcess)
         if found is not None:
             found.leave()
-            self._world.after(self._random.randint(3_000, 9_000), self._simulation.start, found.name)
+            self._world.after(
+                self._random.randint(3_000, 9_000), self._simulation.start, found.name
+            )
 
     def _do_join_consumer(self) -> None:
         self._simulation.join(self._random.choice(list(self._simulation.consumer_groups)))
@@ -569,14 +605,26 @@ class Nemesis:
         ]
         if found:
             group, number, key = self._random.choice(found)
-            request = control.UnparkRequest(subject=self._simulation.subject, group=group, partition=number, key=key, replay=True)
+            request = control.UnparkRequest(
+                subject=self._simulation.subject,
+                group=group,
+                partition=number,
+                key=key,
+                replay=True,
+            )
             operator.tell(f"unpark {key!r} of {group} in {number}")
-            operator.loop.create_task(operator.ask(self._random.choice(self._simulation.metaserver_names), "Unpark", request))
+            operator.loop.create_task(
+                operator.ask(
+                    self._random.choice(self._simulation.metaserver_names), "Unpark", request
+                )
+            )
 
     def to_give_back(self) -> list[tuple[str, bytes, int]]:
         """Group, key and the oldest partition that has parked messages of the key. Newer ones follow it."""
         found: dict[tuple[str, bytes], int] = {}
-        for number, part in sorted(self._simulation.ledger.parts.items()) if self._plan.give_back_every_ms else ():
+        for number, part in (
+            sorted(self._simulation.ledger.parts.items()) if self._plan.give_back_every_ms else ()
+        ):
             for group, progress in part.groups.items():
                 for key in [key for key, sequences in progress.parked.items() if sequences]:
                     found.setdefault((group, key), number)
@@ -587,7 +635,11 @@ class Nemesis:
             found = self.to_give_back()
             if found:
                 self._give_back(*self._random.choice(found), replays=self._random.random() < 0.9)
-            self._world.after(1 + int(self._random.expovariate(1 / self._plan.give_back_every_ms)), self._give_one_back, round_number)
+            self._world.after(
+                1 + int(self._random.expovariate(1 / self._plan.give_back_every_ms)),
+                self._give_one_back,
+                round_number,
+            )
 
     def give_all_back(self) -> None:
         """Replay every parked key."""
@@ -598,8 +650,12 @@ class Nemesis:
         self._faults["replay" if replays else "skip"] += 1
         operator = self._simulation.operator
         operator.tell(f"{'replays' if replays else 'skips'} {key!r} of {group} in {number}")
-        request = control.UnparkRequest(subject=self._simulation.subject, group=group, partition=number, key=key, replay=replays)
-        operator.loop.create_task(operator.ask(self._random.choice(self._simulation.metaserver_names), "Unpark", request))
+        request = control.UnparkRequest(
+            subject=self._simulation.subject, group=group, partition=number, key=key, replay=replays
+        )
+        operator.loop.create_task(
+            operator.ask(self._random.choice(self._simulation.metaserver_names), "Unpark", request)
+        )
 
     def _is_read(self, group: str, number: int, lp: int) -> bool:
         """Whether the group reads the partition still."""
@@ -621,7 +677,11 @@ class Nemesis:
         operator.tell(f"wants {kind}: {' '.join(str(request).split())[:120]}")
         self._faults[f"change: {kind}"] += 1
         for _ in range(self._random.choice((1, 1, 2))):
-            operator.loop.create_task(operator.ask(self._random.choice(self._simulation.metaserver_names), "ChangeRoute", request))
+            operator.loop.create_task(
+                operator.ask(
+                    self._random.choice(self._simulation.metaserver_names), "ChangeRoute", request
+                )
+            )
 
     def _place(self) -> str:
         return self._random.choice(list(self._simulation.groups))
@@ -633,7 +693,9 @@ class Nemesis:
         part = self._random.choice(wide)
         at = sorted(self._random.sample(range(part.range.first + 1, part.range.end), parts - 1))
         places = [self._place() for _ in range(parts)]
-        request.split.CopyFrom(pb.SplitOperation(partition=part.number, at=at, broker_groups=places))
+        request.split.CopyFrom(
+            pb.SplitOperation(partition=part.number, at=at, broker_groups=places)
+        )
         return True
 
     def _make_split_many(self, request: Any, route: Any, group: Any) -> bool:
@@ -651,16 +713,29 @@ class Nemesis:
         return self._make_merge(request, route, group, parts=3)
 
     def _make_move(self, request: Any, route: Any, _: Any) -> bool:
-        request.move.CopyFrom(pb.MoveOperation(partition=self._random.choice(route.partitions).number, broker_group=self._place()))
+        request.move.CopyFrom(
+            pb.MoveOperation(
+                partition=self._random.choice(route.partitions).number, broker_group=self._place()
+            )
+        )
         return True
 
     def _make_leave(self, request: Any, route: Any, group: BrokerGroup | None) -> bool:
         """Move something away from a group, which may be out of reach."""
-        there = [part for part in route.partitions if group is not None and part.group == group.name]
-        others = [name for name in self._simulation.groups if group is not None and name != group.name]
+        there = [
+            part for part in route.partitions if group is not None and part.group == group.name
+        ]
+        others = [
+            name for name in self._simulation.groups if group is not None and name != group.name
+        ]
         if not there:
             return False
-        request.move.CopyFrom(pb.MoveOperation(partition=self._random.choice(there).number, broker_group=self._random.choice(others)))
+        request.move.CopyFrom(
+            pb.MoveOperation(
+                partition=self._random.choice(there).number,
+                broker_group=self._random.choice(others),
+            )
+        )
         return True
 
     def _make_drain(self, request: Any, route: Any, _: Any) -> bool:
@@ -668,7 +743,9 @@ class Nemesis:
         group = self._group()
         key = group_key(group.name, "mode")
         others = [name for name in self._simulation.groups if name != group.name]
-        if any(self._simulation.etcd.items.get(group_key(name, "mode")) is not None for name in others):
+        if any(
+            self._simulation.etcd.items.get(group_key(name, "mode")) is not None for name in others
+        ):
             return False
         self._simulation.set_mode(key, "read-only")
         self._later(12_000, self._simulation.set_mode, key, "read-write")

@@ -130,7 +130,9 @@ class Transport(asyncio.Transport):
             if not end.is_dead:
                 end.is_dead = True
                 ms = self._network.world.random.randint(0, within_ms)
-                end.process.loop.call_later(ms / 1000, end.lose, ConnectionResetError("cut (simulated)"))
+                end.process.loop.call_later(
+                    ms / 1000, end.lose, ConnectionResetError("cut (simulated)")
+                )
 
 
 class Network:
@@ -168,7 +170,11 @@ class Network:
         return not any(self._is_apart(*pair) for pair in ((one, another), (another, one)))
 
     def _is_apart(self, one: str, another: str) -> bool:
-        return self._is_hidden(one, another) or self.is_silent(one, another) or self.is_held(one, another)
+        return (
+            self._is_hidden(one, another)
+            or self.is_silent(one, another)
+            or self.is_held(one, another)
+        )
 
     def is_silent(self, broker: str, another: str) -> bool:
         """Whether this process gets nothing from the broker."""
@@ -176,7 +182,10 @@ class Network:
 
     def is_held(self, one: str, another: str) -> bool:
         """Whether data between the two processes is held."""
-        return bool(self.held) and ((one in self.held and another.startswith("p")) or (another in self.held and one.startswith("p")))
+        return bool(self.held) and (
+            (one in self.held and another.startswith("p"))
+            or (another in self.held and one.startswith("p"))
+        )
 
     def let_go(self, name: str, late_ms: Callable[[], int]) -> None:
         """Release a broker's connections, older ones perhaps after newer ones: senders wait longer and longer before they try again."""
@@ -211,7 +220,9 @@ class Network:
 
     # --- connections -----------------------------------------------------------------------------------------------------
 
-    async def connect(self, mine: Process, factory: Callable[[], Any], host: str) -> tuple[Transport, Any]:
+    async def connect(
+        self, mine: Process, factory: Callable[[], Any], host: str
+    ) -> tuple[Transport, Any]:
         """Raises ConnectionRefusedError; hangs if the other side cannot be reached."""
         await asyncio.sleep(self.delay_ms() / 1000)
         while not self.reaches(mine.name, host):
@@ -234,7 +245,9 @@ class Network:
 
     # --- calls -----------------------------------------------------------------------------------------------------------
 
-    async def call(self, mine: Process, to: str, method: str, request: Any, timeout_s: float) -> Any:
+    async def call(
+        self, mine: Process, to: str, method: str, request: Any, timeout_s: float
+    ) -> Any:
         """Raises the error that was raised there, NotConnected, DeadlineExceeded."""
         host = to.rpartition(":")[0]
         answer: asyncio.Future[Any] = mine.loop.create_future()
@@ -244,9 +257,13 @@ class Network:
         return await answer
 
     def _is_lost(self, one: str, another: str) -> bool:
-        return not self.reaches(one, another) or (not self.is_calm and self.world.random.random() < self.plan.loss)
+        return not self.reaches(one, another) or (
+            not self.is_calm and self.world.random.random() < self.plan.loss
+        )
 
-    def _asked(self, mine: Process, host: str, method: str, request: Any, answer: asyncio.Future[Any]) -> None:
+    def _asked(
+        self, mine: Process, host: str, method: str, request: Any, answer: asyncio.Future[Any]
+    ) -> None:
         there = self.processes.get(host)
         if self._is_lost(mine.name, host):
             return
@@ -255,10 +272,14 @@ class Network:
             return
         there.loop.call_soon(self._serve, mine, there, method, request, answer)
 
-    def _serve(self, mine: Process, there: Process, method: str, request: Any, answer: asyncio.Future[Any]) -> None:
+    def _serve(
+        self, mine: Process, there: Process, method: str, request: Any, answer: asyncio.Future[Any]
+    ) -> None:
         there.loop.create_task(self._answer(mine, there, method, request, answer))
 
-    async def _answer(self, mine: Process, there: Process, method: str, request: Any, answer: asyncio.Future[Any]) -> None:
+    async def _answer(
+        self, mine: Process, there: Process, method: str, request: Any, answer: asyncio.Future[Any]
+    ) -> None:
         result, error = None, None
         try:
             result = await there.serve(method, request)
@@ -266,7 +287,14 @@ class Network:
             error = failure
         self.world.after(self.delay_ms(), self._answered, mine, there, result, error, answer)
 
-    def _answered(self, mine: Process, there: Process, result: Any, error: QmqError | None, answer: asyncio.Future[Any]) -> None:
+    def _answered(
+        self,
+        mine: Process,
+        there: Process,
+        result: Any,
+        error: QmqError | None,
+        answer: asyncio.Future[Any],
+    ) -> None:
         if not self._is_lost(mine.name, there.name):
             mine.loop.call_soon(_set, answer, result, error)
 

@@ -74,7 +74,13 @@ class Simulation:
     routes_class: type[Routes] = Routes
 
     def __init__(
-        self, seed: int, folder: Path, *, plan: Plan | None = None, story: Story | None = None, tracer: Tracer | None = None
+        self,
+        seed: int,
+        folder: Path,
+        *,
+        plan: Plan | None = None,
+        story: Story | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.seed = seed
         self.folder = folder
@@ -96,7 +102,9 @@ class Simulation:
         self.ledger = self.ledger_class(self)
         self.routes = self.routes_class(self, SUBJECT)
         self.etcd.on_revision = self.routes.changed
-        self.metaserver_names = tuple(f"m{number}" for number in range(1, self.plan.metaservers + 1))
+        self.metaserver_names = tuple(
+            f"m{number}" for number in range(1, self.plan.metaservers + 1)
+        )
         self.consumer_groups: dict[str, str] = dict.fromkeys(self.plan.groups, "earliest")
         """How each begins."""
         self._consumers: dict[str, tuple[str, str]] = {}
@@ -150,7 +158,11 @@ class Simulation:
         names = [chr(ord("a") + number) for number in range(plan.broker_groups)]
         fencing = Fencing.LEASE if plan.is_lease else Fencing.MAJORITY
         config = SubjectConfig(
-            SUBJECT, groups=tuple(names), order=Order.STRICT, logical_partitions=plan.logical_partitions, fencing=fencing
+            SUBJECT,
+            groups=tuple(names),
+            order=Order.STRICT,
+            logical_partitions=plan.logical_partitions,
+            fencing=fencing,
         )
         route = first_route(plan.logical_partitions, plan.partitions, names)
         puts = [
@@ -251,11 +263,17 @@ class Simulation:
             if left != before:
                 since = self.world.now
             elif self.world.now > since + CALM_MS:
-                raise Violation(f"liveness: for {CALM_MS} ms without any fault nothing has come to its end of: {'; '.join(left)}")
+                raise Violation(
+                    f"liveness: for {CALM_MS} ms without any fault nothing has come to its end of: {'; '.join(left)}"
+                )
         self._start_producers()
 
     def _producers(self) -> list[ProducerProcess]:
-        return [each for each in self.network.processes.values() if isinstance(each, ProducerProcess) and each.is_up]
+        return [
+            each
+            for each in self.network.processes.values()
+            if isinstance(each, ProducerProcess) and each.is_up
+        ]
 
     def _stop_producers(self) -> None:
         for producer in self._producers():
@@ -268,15 +286,24 @@ class Simulation:
     def _left(self) -> list[str]:
         """The unfinished work."""
         routes = self.routes
-        found = [f"{each.name} waits for {each.undecided} answers" for each in self._producers() if each.undecided]
+        found = [
+            f"{each.name} waits for {each.undecided} answers"
+            for each in self._producers()
+            if each.undecided
+        ]
         for version, change in routes.changes.items():
             if change.phase is not Phase.DONE:
                 found.append(f"change {change.id} to version {version} is {change.phase.value}")
         for name, group in routes.groups.items():
             if group.record.frontier.version < routes.latest:
-                found.append(f"group {name} is at {group.record.frontier}, {routes.latest} is the latest")
+                found.append(
+                    f"group {name} is at {group.record.frontier}, {routes.latest} is the latest"
+                )
         fences = [f"the store has {key}" for key in self.etcd.items if key.startswith(FENCES)]
-        parked = [f"group {group} has {key!r} parked in partition {number}" for group, key, number in self.nemesis.to_give_back()]
+        parked = [
+            f"group {group} has {key!r} parked in partition {number}"
+            for group, key, number in self.nemesis.to_give_back()
+        ]
         return found + fences + parked + self.checks.undrained()
 
     def _end(self) -> None:
@@ -341,7 +368,9 @@ def simulate(
     simulation_class: type[Simulation] = Simulation,
 ) -> Result:
     """One seed's result. The same seed gives the same trace, always."""
-    folder = Path(tempfile.mkdtemp(prefix="qmq-ordersim-", dir=_MEMORY if _MEMORY.is_dir() else None))
+    folder = Path(
+        tempfile.mkdtemp(prefix="qmq-ordersim-", dir=_MEMORY if _MEMORY.is_dir() else None)
+    )
     try:
         with own_violations(), bug or nullcontext():
             simulation = simulation_class(seed, folder, plan=plan, story=story, tracer=tracer)

@@ -93,7 +93,9 @@ class WatchedEtcd(Etcd):
         super().__init__(world)
         self.history: list[WatchedChanges] = []
         self.watchers: dict[Callable[[], None], None] = {}
-        self.on_revision: Callable[[WatchedChanges, dict[str, KeyValue]], None] = lambda changes, before: None
+        self.on_revision: Callable[[WatchedChanges, dict[str, KeyValue]], None] = (
+            lambda changes, before: None
+        )
         """Told of each change, and of what was there before."""
 
     def txn(self, compares: Sequence[Compare], success: Sequence[Operation]) -> TxnResult:
@@ -111,8 +113,12 @@ class WatchedEtcd(Etcd):
     def _events(self, operation: Operation, revision: int) -> list[WatchEvent]:
         if isinstance(operation, Put):
             before = self.items.get(operation.key)
-            created, version = (before.create_revision, before.version + 1) if before else (revision, 1)
-            item = KeyValue(operation.key, operation.value, created, revision, version, operation.lease)
+            created, version = (
+                (before.create_revision, before.version + 1) if before else (revision, 1)
+            )
+            item = KeyValue(
+                operation.key, operation.value, created, revision, version, operation.lease
+            )
             return [WatchEvent(operation.key, revision, item)]
         assert isinstance(operation, Delete)
         return [WatchEvent(operation.key, revision, None)] if operation.key in self.items else []
@@ -158,25 +164,40 @@ class Coordination(AskedStore):
 
     @property
     def _is_cut(self) -> bool:
-        return not self._network.reaches(self._mine.name, "etcd") or self._mine.name in self._mine.simulation.nemesis.etcd_cut
+        return (
+            not self._network.reaches(self._mine.name, "etcd")
+            or self._mine.name in self._mine.simulation.nemesis.etcd_cut
+        )
 
     def _is_lost(self) -> bool:
-        return self._is_cut or (not self._network.is_calm and self._world.random.random() < self._mine.simulation.plan.etcd_loss)
+        return self._is_cut or (
+            not self._network.is_calm
+            and self._world.random.random() < self._mine.simulation.plan.etcd_loss
+        )
 
     async def _ask(self, do: Callable[..., Any], *args: Any, is_change: bool) -> Any:
         world, loop = self._world, self._mine.loop
         future: asyncio.Future[Any] = loop.create_future()
-        is_late = not self._network.is_calm and world.random.random() < self._mine.simulation.plan.etcd_late
-        delay_ms = world.random.randint(500, STORE_LATE_MS) if is_late else world.random.randint(1, 6)
+        is_late = (
+            not self._network.is_calm
+            and world.random.random() < self._mine.simulation.plan.etcd_late
+        )
+        delay_ms = (
+            world.random.randint(500, STORE_LATE_MS) if is_late else world.random.randint(1, 6)
+        )
         world.after(delay_ms, self._arrive, future, do, args)
-        failure = (CoordinationUnknown if is_change else CoordinationUnavailable)("no answer (simulated)")
+        failure = (CoordinationUnknown if is_change else CoordinationUnavailable)(
+            "no answer (simulated)"
+        )
         timer = loop.call_later(TIMEOUT_MS / 1000, _set, future, None, failure)
         try:
             return await future
         finally:
             timer.cancel()
 
-    def _arrive(self, future: asyncio.Future[Any], do: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _arrive(
+        self, future: asyncio.Future[Any], do: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
         if self._is_lost():
             return
         try:
@@ -210,11 +231,18 @@ class Coordination(AskedStore):
         try:
             while True:
                 await asyncio.sleep(self._network.delay_ms() / 1000)
-                if self._is_cut or (not self._network.is_calm and self._world.random.random() < self._mine.simulation.plan.etcd_loss / 4):
+                if self._is_cut or (
+                    not self._network.is_calm
+                    and self._world.random.random() < self._mine.simulation.plan.etcd_loss / 4
+                ):
                     await asyncio.sleep(0.5)
                     raise CoordinationUnavailable("the watch broke (simulated)")
                 news.clear()
-                if self._changing.history and self._changing.history[0].revision > at and self._changing.revision >= at:
+                if (
+                    self._changing.history
+                    and self._changing.history[0].revision > at
+                    and self._changing.revision >= at
+                ):
                     raise Compacted("too old (simulated)")
                 for changes in [each for each in self._changing.history if each.revision >= at]:
                     at = changes.revision + 1
@@ -240,7 +268,13 @@ def _set(future: asyncio.Future[Any], result: Any, error: Exception | None) -> N
         future.set_exception(error)
 
 
-LOG = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, disk_free_bytes_min=1024, cache_bytes=KIB, tail_bytes=0)
+LOG = LogConfig(
+    segment_bytes=64 * KIB,
+    action_segment_bytes=64 * KIB,
+    disk_free_bytes_min=1024,
+    cache_bytes=KIB,
+    tail_bytes=0,
+)
 LEASE_S = 5.0
 HOLD_S = 1.5
 TICK_S = 0.2
@@ -265,11 +299,18 @@ class SimDisk(Disk):
 class _Context:
     """The gRPC context through which a servicer raises errors."""
 
-    async def abort(self, _status: Any, details: str, trailers: tuple[tuple[str, str], ...] = ()) -> None:
+    async def abort(
+        self, _status: Any, details: str, trailers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         found = dict(trailers)
         if CODE not in found:
             raise AssertionError(details)
-        raise from_wire(int(found[CODE]), details, int(found.get(OUTCOME, Outcome.UNKNOWN.value)), int(found.get(RETRY, "0")))
+        raise from_wire(
+            int(found[CODE]),
+            details,
+            int(found.get(OUTCOME, Outcome.UNKNOWN.value)),
+            int(found.get(RETRY, "0")),
+        )
 
 
 class Replica(Process):
@@ -294,19 +335,38 @@ class Replica(Process):
         self.coordination = Coordination(simulation.etcd, self)
         self.view = ClusterView(self.coordination, monotonic_s=self.loop.time)
         record = MasterRecord(name, 0, "", f"{name}:1", f"{name}:2")
-        self.coordinator = Coordinator(self.coordination, self.group.name, lambda: record, simulation.new_id, lease_s=LEASE_S)
+        self.coordinator = Coordinator(
+            self.coordination, self.group.name, lambda: record, simulation.new_id, lease_s=LEASE_S
+        )
         config = BrokerConfig(name=name)
-        self.broker = Broker(self.store, self.view.subject, self.clock, config, self.loop, make_parts=self._make_parts, is_serving=False)
+        self.broker = Broker(
+            self.store,
+            self.view.subject,
+            self.clock,
+            config,
+            self.loop,
+            make_parts=self._make_parts,
+            is_serving=False,
+        )
         self.admin = LaneAdmin(self.broker, self.group.name)
-        self._control = ControlService(BrokerAdmin(self.broker, self.group.name), self.admin, None, self.group.name)  # type: ignore[arg-type]
+        self._control = ControlService(
+            BrokerAdmin(self.broker, self.group.name), self.admin, None, self.group.name
+        )  # type: ignore[arg-type]
         own = ServerName(group=self.group.name, replica=name)
         self.accept = lambda: DataConnection(self.broker, lambda _: None, own=lambda: own).stream
         self.view.on_change(self._changed)
-        self._tasks = [self.loop.create_task(self.view.start()), self.loop.create_task(self._tick())]
+        self._tasks = [
+            self.loop.create_task(self.view.start()),
+            self.loop.create_task(self._tick()),
+        ]
 
     def _make_parts(self, broker: Broker) -> BrokerParts:
         self.right = WriteLease(
-            broker, self.coordination, self.group.name, self.clock, lease_ms=lambda: int(self.coordinator.lease_s * 1000)
+            broker,
+            self.coordination,
+            self.group.name,
+            self.clock,
+            lease_ms=lambda: int(self.coordinator.lease_s * 1000),
         )
         return BrokerParts(
             committer=self,
@@ -319,7 +379,9 @@ class Replica(Process):
         state = self.view.group(self.group.name)
         master_address = state.master.data_address if state.master is not None else None
         is_read_only = state.mode is Mode.READ_ONLY
-        self.broker.cluster_changed(is_read_only=is_read_only, master_address=master_address, subjects=change.subjects)
+        self.broker.cluster_changed(
+            is_read_only=is_read_only, master_address=master_address, subjects=change.subjects
+        )
 
     async def _tick(self) -> None:
         while True:
@@ -350,7 +412,9 @@ class Replica(Process):
 
     def reopen(self, until: int | None) -> None:
         """Open the store again, cut after an index."""
-        self.store = open_store(self.folder, LOG, self.clock, disk=self.disk, is_replicated=True, until=until)
+        self.store = open_store(
+            self.folder, LOG, self.clock, disk=self.disk, is_replicated=True, until=until
+        )
         self.broker.reopened(self.store)
 
     def lead(self, epoch: int) -> None:
@@ -404,7 +468,12 @@ class Replica(Process):
 
     def commit(self, index: int) -> None:
         """Let a majority, if there is one, store everything up to `index`."""
-        if self.is_deposed or not self.epoch or not self.group.may_commit(self) or index > self.store.index:
+        if (
+            self.is_deposed
+            or not self.epoch
+            or not self.group.may_commit(self)
+            or index > self.store.index
+        ):
             return
         if index > self.group.committed:
             self.group.committed = index
@@ -488,7 +557,9 @@ class BrokerGroup:
             return
         leader = self.leader
         is_led = leader is not None and leader.is_up and leader.epoch > 0
-        names = [name for name in self.replicas if not is_led or leader is None or name != leader.name]
+        names = [
+            name for name in self.replicas if not is_led or leader is None or name != leader.name
+        ]
         self._elect(self.world.random.choice(names))
 
     def _elect(self, name: str) -> None:
@@ -520,7 +591,9 @@ class BrokerGroup:
             if old.folder != replica.folder:
                 replica.store.close()
                 shutil.rmtree(replica.folder)
-                shutil.copytree(old.folder, replica.folder, ignore=shutil.ignore_patterns("lock", "consume"))
+                shutil.copytree(
+                    old.folder, replica.folder, ignore=shutil.ignore_patterns("lock", "consume")
+                )
                 replica.reopen(until)
         self.leader = replica
         replica.lead(epoch)
@@ -557,9 +630,18 @@ class SimBrokers(Brokers):
         super().__init__(view)
         self._mine = mine
 
-    async def ask(self, group: str, place: MasterRecord | ReplicaRecord, method: str, request: Any, timeout_s: float = 2.5) -> Any:
+    async def ask(
+        self,
+        group: str,
+        place: MasterRecord | ReplicaRecord,
+        method: str,
+        request: Any,
+        timeout_s: float = 2.5,
+    ) -> Any:
         """See Brokers."""
-        return await self._mine.simulation.network.call(self._mine, place.control_address, method, request, timeout_s)
+        return await self._mine.simulation.network.call(
+            self._mine, place.control_address, method, request, timeout_s
+        )
 
 
 class Metaserver(Process):
@@ -578,7 +660,12 @@ class Metaserver(Process):
         self.cluster = ClusterCatalog(store, self.view, auto_create=False)
         self.controller = controller = Controller(store, self.view, masters, self.clock)
         controller.changes = RouteChanges(
-            store, masters, sleep=asyncio.sleep, now_ms=self.clock.time_ms, new_id=self.simulation.new_id, arrow=self._arrow
+            store,
+            masters,
+            sleep=asyncio.sleep,
+            now_ms=self.clock.time_ms,
+            new_id=self.simulation.new_id,
+            arrow=self._arrow,
         )
         controller.groups._arrow = controller.placing._arrow = self._arrow
         self._ordered = OrderedService(
@@ -632,4 +719,6 @@ class Metaserver(Process):
         config, routes = await self.cluster.locate(request.subject, create=False)
         state = await self.cluster.ordered(config)
         assert state.route is not None
-        return pb.LocateResponse(settings=settings_of(config), routes=routes, route=route_of(state.route, state.fenced))
+        return pb.LocateResponse(
+            settings=settings_of(config), routes=routes, route=route_of(state.route, state.fenced)
+        )

@@ -103,7 +103,12 @@ def test_set_aside_rows_are_not_holes_in_a_replay_and_omitted_ones_are() -> None
             checks.require_order("g", "c", b"k", number, f"message {number}")
         for number in parked:
             checks.set_aside("g", b"k", number)
-        with own_violations(), nullcontext() if 3 in parked else pytest.raises(Violation, match="the replay has not come so far"):
+        with (
+            own_violations(),
+            nullcontext()
+            if 3 in parked
+            else pytest.raises(Violation, match="the replay has not come so far"),
+        ):
             checks.require_order("g", "c", b"k", 4, "message 4")
 
 

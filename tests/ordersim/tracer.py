@@ -162,7 +162,9 @@ Observation = (
 class Tracer:
     """Takes down what it is shown. `number_of` reads the number of a message in its body."""
 
-    def __init__(self, subject: str, group: str, limit: int, number_of: Callable[[bytes], int]) -> None:
+    def __init__(
+        self, subject: str, group: str, limit: int, number_of: Callable[[bytes], int]
+    ) -> None:
         self.found: list[Observation] = []
         self.end = ""
         """Why the trace ends here."""
@@ -221,7 +223,11 @@ class Tracer:
 
     def _change(self, change: Change) -> None:
         before, self._changes[change.to_version] = self._changes.get(change.to_version), change
-        if before is not None and change == replace(before, sealed=change.sealed) and FENCED in before.sealed.values():
+        if (
+            before is not None
+            and change == replace(before, sealed=change.sealed)
+            and FENCED in before.sealed.values()
+        ):
             return  # where a fenced partition was sealed is known later
         if change.phase in (Phase.PREPARED, Phase.SEALED):
             self._add(Changed(change))
@@ -243,14 +249,30 @@ class Tracer:
             if view.subject != self._subject or not view.header.partition:
                 return
             if kind == Kind.COMMAND:
-                self._add(Sealed(view.header.partition, command_messages.read(view.region, view.base_sequence).sequence))
+                self._add(
+                    Sealed(
+                        view.header.partition,
+                        command_messages.read(view.region, view.base_sequence).sequence,
+                    )
+                )
                 return
             for index, (key, body) in enumerate(zip(view.keys() or [], view.bodies(), strict=True)):
                 sequence = view.base_sequence + index
-                self._add(Stored(view.header.partition, sequence, key, self._number_of(body), view.envelope.append_time_ms))
+                self._add(
+                    Stored(
+                        view.header.partition,
+                        sequence,
+                        key,
+                        self._number_of(body),
+                        view.envelope.append_time_ms,
+                    )
+                )
         elif kind == Kind.ACTIONS:
             for action in decode_actions(unwrap(entry.region)):
-                if isinstance(action, Action) and (action.subject, action.group) == (self._subject, self._group):
+                if isinstance(action, Action) and (action.subject, action.group) == (
+                    self._subject,
+                    self._group,
+                ):
                     self._acted(action)
 
     def _acted(self, action: Action) -> None:
@@ -263,7 +285,13 @@ class Tracer:
         elif isinstance(action, LanePark):
             self._add(Parked(action.partition, action.token, action.sequence))
         elif isinstance(action, LaneInherit):
-            self._add(Inherited(action.partition, LpRange(action.first, action.end), tuple(key for _, key in action.keys)))
+            self._add(
+                Inherited(
+                    action.partition,
+                    LpRange(action.first, action.end),
+                    tuple(key for _, key in action.keys),
+                )
+            )
         elif isinstance(action, LaneUnpark | LaneReset):
             self.stop(type(action).__name__)
 

@@ -80,7 +80,9 @@ OURS: Final = (
     *("rocketmq-id", "rocketmq-keys", "rocketmq-type", "rocketmq-due-ms", "rocketmq-born-host"),
     *("rocketmq-check-after-ms", "traceparent", "qmq-group"),
 )
-LETTERS: Final = values.headers("qmq-group", "qmq-subject", "qmq-sequence", "qmq-attempt", "qmq-error", "qmq-dead-ms")
+LETTERS: Final = values.headers(
+    "qmq-group", "qmq-subject", "qmq-sequence", "qmq-attempt", "qmq-error", "qmq-dead-ms"
+)
 LETTER_HEADERS: Final = {
     **dict.fromkeys(("qmq-group", "qmq-subject"), b"g"),
     **dict.fromkeys(("qmq-sequence", "qmq-attempt", "qmq-dead-ms"), b"1"),
@@ -111,7 +113,21 @@ def delayed_message(
     """A delayed message as a delay group shows it."""
     due, created = map(time_of, times_ms)
     identifier = str(DelayedId(MessageId(1, 2, 3), *numbers, "d1"))
-    return DelayedMessage(identifier, "s", MessageId(1, 2, 3), due, created, key, ("t",), found, body, 5, state, *cron, "d1")
+    return DelayedMessage(
+        identifier,
+        "s",
+        MessageId(1, 2, 3),
+        due,
+        created,
+        key,
+        ("t",),
+        found,
+        body,
+        5,
+        state,
+        *cron,
+        "d1",
+    )
 
 
 @st.composite
@@ -125,7 +141,9 @@ def delayed(draw: st.DrawFn) -> DelayedMessage:
         times_ms=(draw(values.ANY_TIMES_MS), draw(values.ANY_TIMES_MS)),
         numbers=(draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**63 - 1))),
         cron=(cron, zone),
-        state=draw(st.sampled_from(["half", "pending", "planned", "delivered", "cancelled", "moved"])),
+        state=draw(
+            st.sampled_from(["half", "pending", "planned", "delivered", "cancelled", "moved"])
+        ),
     )
 
 
@@ -133,10 +151,19 @@ def each_delayed() -> tuple[DelayedMessage, ...]:
     good = dict.fromkeys((*OURS, "qmq-cron"), b"1")
     return (
         *[delayed_message({**good, name: each}) for name in good for each in values.BYTE_EXAMPLES],
-        *[delayed_message({other: good[other] for other in good if other != name}) for name in good],
+        *[
+            delayed_message({other: good[other] for other in good if other != name})
+            for name in good
+        ],
         *[delayed_message(good, body=each, key=each) for each in (None, *values.BYTE_EXAMPLES)],
-        *[delayed_message(good, times_ms=(each, -each), numbers=(each, each)) for each in values.TIME_EXAMPLES_MS],
-        *[delayed_message(good, cron=each) for each in product((*CRONS, *values.WIRE_EXAMPLES), CRONS)],
+        *[
+            delayed_message(good, times_ms=(each, -each), numbers=(each, each))
+            for each in values.TIME_EXAMPLES_MS
+        ],
+        *[
+            delayed_message(good, cron=each)
+            for each in product((*CRONS, *values.WIRE_EXAMPLES), CRONS)
+        ],
         *[delayed_message(good, cron=("0 9 * * *", each)) for each in values.WIRE_EXAMPLES],
     )
 

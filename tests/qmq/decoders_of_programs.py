@@ -74,7 +74,9 @@ INT64: Final = st.integers(-(2**63), 2**63 - 1)
 # --- commands: browse, consume, message, why, dlq, delay, import, mirror --------------------------------------------------
 
 
-def place(data: bytes, found: dict[str, bytes], time_ms: int, *, is_directed: bool = False) -> control.StoredMessage:
+def place(
+    data: bytes, found: dict[str, bytes], time_ms: int, *, is_directed: bool = False
+) -> control.StoredMessage:
     return control.StoredMessage(
         message_id="0" * 32,
         subject="s",
@@ -92,19 +94,40 @@ def place(data: bytes, found: dict[str, bytes], time_ms: int, *, is_directed: bo
 
 @st.composite
 def inquiries(draw: st.DrawFn) -> Inquiry:
-    where = place(draw(values.BYTES), draw(values.headers("qmq-group", "qmq-attempt")), draw(INT64), is_directed=draw(st.booleans()))
+    where = place(
+        draw(values.BYTES),
+        draw(values.headers("qmq-group", "qmq-attempt")),
+        draw(INT64),
+        is_directed=draw(st.booleans()),
+    )
     kinds = st.sampled_from([*messages.WHAT, ""]) | values.WIRE_TEXTS
-    last = control.MessageEvent(kind=draw(kinds), error=draw(values.WIRE_TEXTS), time_ms=draw(INT64))
+    last = control.MessageEvent(
+        kind=draw(kinds), error=draw(values.WIRE_TEXTS), time_ms=draw(INT64)
+    )
     state = draw(st.sampled_from(["new", "held", "waiting", "dying", "dead", "done", "parked"]))
     states = [
-        control.MessageState(group="g", state=state, last=last, attempt=draw(st.integers(0, 2**31 - 1)), consumer=draw(values.WIRE_TEXTS))
+        control.MessageState(
+            group="g",
+            state=state,
+            last=last,
+            attempt=draw(st.integers(0, 2**31 - 1)),
+            consumer=draw(values.WIRE_TEXTS),
+        )
     ]
-    return Inquiry("0" * 32, [Followed(where, [last], states, now_ms=draw(values.TIMES_MS))], draw(st.lists(delayed(), max_size=1)))
+    return Inquiry(
+        "0" * 32,
+        [Followed(where, [last], states, now_ms=draw(values.TIMES_MS))],
+        draw(st.lists(delayed(), max_size=1)),
+    )
 
 
 def each_inquiry() -> Iterator[Inquiry]:
     good = {"qmq-group": b"g", "qmq-attempt": b"1"}
-    found = [place(each, {**good, name: each}, 5, is_directed=True) for each in values.BYTE_EXAMPLES for name in good]
+    found = [
+        place(each, {**good, name: each}, 5, is_directed=True)
+        for each in values.BYTE_EXAMPLES
+        for name in good
+    ]
     found += [place(b"b", good, time) for time in (*values.TIME_EXAMPLES_MS, -1, -(2**63))]
     yield from [Inquiry("0" * 32, [Followed(each, [], [], now_ms=5)], []) for each in found]
     for text in values.WIRE_EXAMPLES:
@@ -126,7 +149,11 @@ def browsed_line(message: Any) -> None:
 
 
 def consumed(message: Any) -> None:
-    for form in (consume.Form(True, is_raw=False), consume.Form(False, is_raw=True), consume.Form(False, is_raw=False)):
+    for form in (
+        consume.Form(True, is_raw=False),
+        consume.Form(False, is_raw=True),
+        consume.Form(False, is_raw=False),
+    ):
         form.line(message, {})
 
 
@@ -156,7 +183,14 @@ def mirrored(path: Path) -> None:
         each.is_done({("g1", 0): 5.0})
 
 
-LINE: Final = {"body": "b", "key": "k", "tags": ["t"], "headers": {"h": "v"}, "create_time_ms": 5, "id": "0" * 32}
+LINE: Final = {
+    "body": "b",
+    "key": "k",
+    "tags": ["t"],
+    "headers": {"h": "v"},
+    "create_time_ms": 5,
+    "id": "0" * 32,
+}
 LINES: Final = values.json_of(
     values.objects(
         body=values.TEXTS,
@@ -198,7 +232,12 @@ COMMANDS: Final = (
         consumed,
         always=values.each_received(),
     ),
-    Decoder("qmq delay", delayed(), lambda message: shown(delay.message_facts(message)), always=each_delayed()),
+    Decoder(
+        "qmq delay",
+        delayed(),
+        lambda message: shown(delay.message_facts(message)),
+        always=each_delayed(),
+    ),
     Decoder(
         "qmq dlq: a letter",
         values.received(st.just(LETTER_HEADERS) | LETTERS),
@@ -209,22 +248,41 @@ COMMANDS: Final = (
     ),
     Decoder(
         "commands: a key",
-        values.TEXTS | values.BASE64.map(lambda text: f"base64:{text}") | values.TEXTS.map(lambda text: f"hex:{text}"),
+        values.TEXTS
+        | values.BASE64.map(lambda text: f"base64:{text}")
+        | values.TEXTS.map(lambda text: f"hex:{text}"),
         parse_key,
         (errors.InvalidArgument,),
         ("qmq.operations.text.parse_key",),
-        always=(*values.TEXT_EXAMPLES, *[f"{kind}:{text}" for kind in ("base64", "hex") for text in values.TEXT_EXAMPLES]),
+        always=(
+            *values.TEXT_EXAMPLES,
+            *[f"{kind}:{text}" for kind in ("base64", "hex") for text in values.TEXT_EXAMPLES],
+        ),
     ),
     Decoder(
         "commands: times and durations",
         values.TIME_TEXTS | values.TEXTS | values.NUMBERS.map(lambda number: f"{number}w"),
         lambda text: [
             each(text)
-            for each in (tolerant(arguments.parse_when), tolerant(arguments.parse_duration), tolerant(browse.moment), group.parse_target)
+            for each in (
+                tolerant(arguments.parse_when),
+                tolerant(arguments.parse_duration),
+                tolerant(browse.moment),
+                group.parse_target,
+            )
         ],
         (errors.InvalidArgument,),
-        ("qmq.cli.arguments.parse_when", "qmq.cli.arguments.parse_duration", "qmq.cli.browse.moment", "qmq.cli.group.parse_target"),
-        always=(*values.TEXT_EXAMPLES, *[f"{number}w" for number in values.NUMBER_TEXTS], "999999999d"),
+        (
+            "qmq.cli.arguments.parse_when",
+            "qmq.cli.arguments.parse_duration",
+            "qmq.cli.browse.moment",
+            "qmq.cli.group.parse_target",
+        ),
+        always=(
+            *values.TEXT_EXAMPLES,
+            *[f"{number}w" for number in values.NUMBER_TEXTS],
+            "999999999d",
+        ),
     ),
     Decoder(
         "qmq send: a line of JSON",
@@ -253,7 +311,12 @@ COMMANDS: Final = (
     Decoder(
         "qmq import: a Parquet file",
         values.BYTES | st.binary(max_size=30).map(lambda data: b"PAR1" + data + b"PAR1"),
-        in_file(lambda path: (tolerant(parquet_rows.row_count)(path), list(parquet_rows.parquet_records(path, 0)))),
+        in_file(
+            lambda path: (
+                tolerant(parquet_rows.row_count)(path),
+                list(parquet_rows.parquet_records(path, 0)),
+            )
+        ),
         (errors.InvalidArgument,),
         always=values.BYTE_EXAMPLES,
     ),
@@ -262,7 +325,10 @@ COMMANDS: Final = (
         values.json_of(values.changed(JOURNAL)).map(lambda data: data + b"\n"),
         in_file(loaded),
         (errors.InvalidArgument,),
-        ("qmq.cli.transfer.loading.LoadJournal._read", "qmq.cli.transfer.loading.LoadState.of_json"),
+        (
+            "qmq.cli.transfer.loading.LoadJournal._read",
+            "qmq.cli.transfer.loading.LoadState.of_json",
+        ),
         always=tuple(each + b"\n" for each in values.each_change(JOURNAL)),
     ),
     Decoder(
@@ -270,7 +336,10 @@ COMMANDS: Final = (
         values.json_of(values.changed(MIRROR)),
         in_file(mirrored, "s.record"),
         (),
-        ("qmq.cli.mirroring.mirror_notes.MirrorRecord.decode", "qmq.cli.mirroring.cluster_mirror.read_record"),
+        (
+            "qmq.cli.mirroring.mirror_notes.MirrorRecord.decode",
+            "qmq.cli.mirroring.cluster_mirror.read_record",
+        ),
         always=values.each_change(MIRROR),
     ),
 )
@@ -278,18 +347,38 @@ COMMANDS: Final = (
 
 # --- backups, stored segments --------------------------------------------------------------------------------------------
 
-SEGMENT: Final = st.tuples(st.just(1), NUMBER, NUMBER, NUMBER, st.lists(NUMBER, max_size=3)).map(list).map(packed)
-CATALOG: Final = st.tuples(st.just(1), *[st.lists(st.tuples(NUMBER, NUMBER), max_size=3)] * 2).map(list).map(packed)
-KEYS: Final = st.sampled_from(["/qmq/subjects/s", "/qmq/groups/g1/delay", "/qmq/replicas/x", ""]) | values.WIRE_TEXTS
+SEGMENT: Final = (
+    st.tuples(st.just(1), NUMBER, NUMBER, NUMBER, st.lists(NUMBER, max_size=3))
+    .map(list)
+    .map(packed)
+)
+CATALOG: Final = (
+    st.tuples(st.just(1), *[st.lists(st.tuples(NUMBER, NUMBER), max_size=3)] * 2)
+    .map(list)
+    .map(packed)
+)
+KEYS: Final = (
+    st.sampled_from(["/qmq/subjects/s", "/qmq/groups/g1/delay", "/qmq/replicas/x", ""])
+    | values.WIRE_TEXTS
+)
 
 STORED: Final = (
     Decoder(
         "backup: the manifest",
-        checked(b"QMK1", PACKED | values.objects(version=st.just(1), id=values.WIRE_TEXTS, groups=st.just([])).map(packed)),
+        checked(
+            b"QMK1",
+            PACKED
+            | values.objects(version=st.just(1), id=values.WIRE_TEXTS, groups=st.just([])).map(
+                packed
+            ),
+        ),
         lambda data: manifest.decode_manifest("20261121T130000000Z-ab12", data),
         (errors.BackupDamaged, errors.BackupVersion),
         ("qmq.backup.manifest.decode_manifest",),
-        always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMK1", each) for each in values.BYTE_EXAMPLES]),
+        always=(
+            *values.BYTE_EXAMPLES,
+            *[with_checksum(b"QMK1", each) for each in values.BYTE_EXAMPLES],
+        ),
     ),
     Decoder(
         "backup: the cluster's keys",
@@ -297,7 +386,10 @@ STORED: Final = (
         manifest.decode_items,
         (errors.BackupDamaged,),
         ("qmq.backup.manifest.decode_items",),
-        always=(*values.BYTE_EXAMPLES, *[packed([("/qmq/groups/g1/delay", each)]) for each in values.BYTE_EXAMPLES]),
+        always=(
+            *values.BYTE_EXAMPLES,
+            *[packed([("/qmq/groups/g1/delay", each)]) for each in values.BYTE_EXAMPLES],
+        ),
     ),
     Decoder(
         "backup: names of objects",
@@ -305,20 +397,29 @@ STORED: Final = (
         lambda name: (prune.mark_of(name), manifest.time_of_backup(name), manifest.id_of(name)),
         (),
         ("qmq.backup.manifest.time_of_backup",),
-        always=(*values.TEXT_EXAMPLES, *[f"running/create-{each}-x" for each in values.TEXT_EXAMPLES]),
+        always=(
+            *values.TEXT_EXAMPLES,
+            *[f"running/create-{each}-x" for each in values.TEXT_EXAMPLES],
+        ),
     ),
     Decoder(
         "tiering: a manifest",
         checked(b"QMG1", SEGMENT | PACKED),
         lambda data: stored_segment.decode_manifest(data),
         (stored_segment.BadManifest,),
-        always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMG1", each) for each in values.BYTE_EXAMPLES]),
+        always=(
+            *values.BYTE_EXAMPLES,
+            *[with_checksum(b"QMG1", each) for each in values.BYTE_EXAMPLES],
+        ),
     ),
     Decoder(
         "tiering: the catalog",
         checked(b"QMT1", CATALOG | PACKED),
         lambda data: stored_segment.decode_catalog(data),
-        always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMT1", each) for each in values.BYTE_EXAMPLES]),
+        always=(
+            *values.BYTE_EXAMPLES,
+            *[with_checksum(b"QMT1", each) for each in values.BYTE_EXAMPLES],
+        ),
     ),
 )
 
@@ -343,13 +444,17 @@ def signed(claims: bytes) -> str:
 
 TOKENS: Final = st.one_of(
     values.TEXTS,
-    st.tuples(values.json_of(values.changed(HEADER)), values.BYTES, values.BYTES).map(lambda parts: unsigned(*parts)),
+    st.tuples(values.json_of(values.changed(HEADER)), values.BYTES, values.BYTES).map(
+        lambda parts: unsigned(*parts)
+    ),
     values.json_of(values.changed(CLAIMS)).map(signed),
 )
 
 
 def verifier(keys: bytes) -> JwtVerifier:
-    return JwtVerifier(JwtConfig(ISSUER, f"{ISSUER}/jwks"), fetch=lambda: keys, now_ms=lambda: 10**12)
+    return JwtVerifier(
+        JwtConfig(ISSUER, f"{ISSUER}/jwks"), fetch=lambda: keys, now_ms=lambda: 10**12
+    )
 
 
 VERIFIER: Final = verifier(json.dumps({"keys": [{**PUBLIC, "kid": "one"}]}).encode())
@@ -385,7 +490,11 @@ IDENTITY: Final = (
     ),
     Decoder(
         "an identity provider's keys",
-        values.json_of(values.objects(keys=st.lists(values.changed({**PUBLIC, "kid": "one", "use": "sig"}), max_size=3))),
+        values.json_of(
+            values.objects(
+                keys=st.lists(values.changed({**PUBLIC, "kid": "one", "use": "sig"}), max_size=3)
+            )
+        ),
         verifier,
         (),
         ("qmq.security.jwt_tokens._parse",),
@@ -417,19 +526,35 @@ AVRO_TYPES: Final = st.recursive(
     st.sampled_from(["int", "string", "null", "R", "n.R", "bytes"]) | values.JSON_VALUES,
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
-        values.objects(type=st.just("record") | inner, name=NAMES, fields=st.lists(values.objects(name=NAMES, type=inner), max_size=3)),
         values.objects(
-            type=st.sampled_from(["array", "map", "enum", "fixed"]), items=inner, values=inner, name=NAMES, symbols=st.just(["A"])
+            type=st.just("record") | inner,
+            name=NAMES,
+            fields=st.lists(values.objects(name=NAMES, type=inner), max_size=3),
+        ),
+        values.objects(
+            type=st.sampled_from(["array", "map", "enum", "fixed"]),
+            items=inner,
+            values=inner,
+            name=NAMES,
+            symbols=st.just(["A"]),
         ),
         values.objects(type=st.just("int"), logicalType=st.just("date") | values.JSON_VALUES),
     ),
     max_leaves=8,
 )
 JSON_TYPES: Final = st.recursive(
-    values.objects(type=st.sampled_from(["object", "string", "integer", "array", "null"])) | values.JSON_VALUES,
+    values.objects(type=st.sampled_from(["object", "string", "integer", "array", "null"]))
+    | values.JSON_VALUES,
     lambda inner: values.objects(
-        **{"type": st.just("object"), "$ref": st.sampled_from(["#", "#/$defs/a", "#/x"]), "anyOf": st.lists(inner, max_size=2)},
-        **{"$defs": st.dictionaries(NAMES, inner, max_size=2), "properties": st.dictionaries(NAMES, inner, max_size=2)},
+        **{
+            "type": st.just("object"),
+            "$ref": st.sampled_from(["#", "#/$defs/a", "#/x"]),
+            "anyOf": st.lists(inner, max_size=2),
+        },
+        **{
+            "$defs": st.dictionaries(NAMES, inner, max_size=2),
+            "properties": st.dictionaries(NAMES, inner, max_size=2),
+        },
         required=st.lists(NAMES, max_size=2),
         items=inner,
         additionalProperties=inner,
@@ -447,7 +572,11 @@ def read(message: Any) -> None:
 
 
 def text_of(types: Strategy) -> Strategy:
-    return types.map(json.dumps) | values.TEXTS | st.sampled_from([each.decode("latin-1") for each in values.DEEP])
+    return (
+        types.map(json.dumps)
+        | values.TEXTS
+        | st.sampled_from([each.decode("latin-1") for each in values.DEEP])
+    )
 
 
 def fits(text: str) -> None:
@@ -465,11 +594,21 @@ def fits(text: str) -> None:
 RECORD: Final = {
     "type": "record",
     "name": "R",
-    "fields": [{"name": "a", "type": ["null", "long"]}, {"name": "b", "type": {"type": "array", "items": "string"}}],
+    "fields": [
+        {"name": "a", "type": ["null", "long"]},
+        {"name": "b", "type": {"type": "array", "items": "string"}},
+    ],
 }
-OBJECT: Final = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "string"}}}}
-AVRO_EXAMPLES: Final = tuple(each.decode("latin-1") for each in values.each_change(RECORD)) + values.TEXT_EXAMPLES
-JSON_EXAMPLES: Final = tuple(each.decode("latin-1") for each in values.each_change(OBJECT)) + values.TEXT_EXAMPLES
+OBJECT: Final = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "string"}}},
+}
+AVRO_EXAMPLES: Final = (
+    tuple(each.decode("latin-1") for each in values.each_change(RECORD)) + values.TEXT_EXAMPLES
+)
+JSON_EXAMPLES: Final = (
+    tuple(each.decode("latin-1") for each in values.each_change(OBJECT)) + values.TEXT_EXAMPLES
+)
 DECLARED: Final = (
     DeclaredSchema(SchemaFormat.AVRO, json.dumps(RECORD), version=1),
     DeclaredSchema(SchemaFormat.JSON_SCHEMA, json.dumps(OBJECT), version=1),
@@ -480,7 +619,9 @@ def typed(given: tuple[int, list[bytes]]) -> None:
     """What `qmq lake follow --typed` makes of bodies: values that fit into a column, and reasons."""
     schema = DECLARED[given[0]]
     fitting, reasons = task_runner.decoded(decoder_of([schema]), given[1])
-    typed_columns.column(fitting, declared_schema.struct_of(schema), declared_schema.struct_of(schema))
+    typed_columns.column(
+        fitting, declared_schema.struct_of(schema), declared_schema.struct_of(schema)
+    )
     shown(list(reasons.values()))
 
 
@@ -490,23 +631,46 @@ ROW: Final = st.tuples(
     st.just("s") | values.TEXTS,
     st.none() | values.BYTES,
     st.none(),
-    st.none() | values.json_of(st.lists(values.TEXTS)).map(lambda data: data.decode("utf-8", "replace")),
-    st.none() | values.json_of(st.dictionaries(values.TEXTS, values.TEXTS)).map(lambda data: data.decode("utf-8", "replace")),
+    st.none()
+    | values.json_of(st.lists(values.TEXTS)).map(lambda data: data.decode("utf-8", "replace")),
+    st.none()
+    | values.json_of(st.dictionaries(values.TEXTS, values.TEXTS)).map(
+        lambda data: data.decode("utf-8", "replace")
+    ),
     values.BYTES,
     st.none() | NUMBER,
     NUMBER,
     st.none(),
-).map(lambda row: (*row[:10], len(row[3] or b"") + len(row[5] or "") + len(row[6] or "") + len(row[7])))
+).map(
+    lambda row: (
+        *row[:10],
+        len(row[3] or b"") + len(row[5] or "") + len(row[6] or "") + len(row[7]),
+    )
+)
 SPOOL: Final = st.lists(
     values.json_of(
         values.objects(version=st.just(1), broker_group=values.TEXTS, attach=values.JSON_VALUES)
-        | values.objects(first=NUMBER, last=NUMBER, delay_ms=NUMBER, time_ms=NUMBER, error=values.TEXTS, verdict=st.just("ACK"))
+        | values.objects(
+            first=NUMBER,
+            last=NUMBER,
+            delay_ms=NUMBER,
+            time_ms=NUMBER,
+            error=values.TEXTS,
+            verdict=st.just("ACK"),
+        )
     ),
     max_size=3,
 ).map(lambda lines: b"\n".join([*lines, b""]))
 
 SPOOL_FIRST: Final = {"version": 1, "broker_group": "g1", "attach": {}}
-SPOOL_LINE: Final = {"first": 1, "last": 2, "delay_ms": 0, "time_ms": 5, "error": "e", "verdict": "ACK"}
+SPOOL_LINE: Final = {
+    "first": 1,
+    "last": 2,
+    "delay_ms": 0,
+    "time_ms": 5,
+    "error": "e",
+    "verdict": "ACK",
+}
 GOOD_ROW: Final = (1, b"\0" * 16, "s", b"k", 1, '["t"]', '{"h": "v"}', b"b", 5, 5)
 
 
@@ -566,29 +730,42 @@ CLIENT: Final = (
         ),
         DeclaredSchema.decode,
         (ValueError, KeyError, TypeError),
-        always=values.each_change({"format": "avro", "text": "t", "compatibility": "none", "version": 1, "created_ms": 5}),
+        always=values.each_change(
+            {"format": "avro", "text": "t", "compatibility": "none", "version": 1, "created_ms": 5}
+        ),
     ),
     Decoder(
         "lake: bodies by a schema",
-        st.tuples(st.integers(0, 1), st.lists(values.json_of(st.just({"a": 1, "b": ["x"]})), max_size=3)),
+        st.tuples(
+            st.integers(0, 1), st.lists(values.json_of(st.just({"a": 1, "b": ["x"]})), max_size=3)
+        ),
         typed,
-        always=tuple((kind, [each]) for kind in (0, 1) for each in values.each_change({"a": 1, "b": ["x"]})),
+        always=tuple(
+            (kind, [each]) for kind in (0, 1) for each in values.each_change({"a": 1, "b": ["x"]})
+        ),
     ),
     Decoder(
         "SQL: a row of an outbox",
         ROW,
-        lambda row: outbox_message.from_row(row).message and outbox_message.from_row(row).message.row(),
+        lambda row: (
+            outbox_message.from_row(row).message and outbox_message.from_row(row).message.row()
+        ),
         (),
         ("qmq.sql.outbox_message.from_row", "qmq.sql.outbox_message.OutboxMessage.row"),
         always=EACH_ROW,
     ),
     Decoder(
         "SQL: a row of Debezium's table",
-        st.tuples(values.TEXTS | values.BYTES | NUMBER | st.none(), values.JSON_VALUES | values.BYTES),
+        st.tuples(
+            values.TEXTS | values.BYTES | NUMBER | st.none(), values.JSON_VALUES | values.BYTES
+        ),
         lambda row: (debezium_outbox.message_id(row[0]), debezium_outbox.body_of(row[1])),
         (errors.InvalidArgument,),
         ("qmq.sql.debezium_outbox.message_id",),
-        always=tuple((each, each) for each in (*values.TEXT_EXAMPLES, *values.BYTE_EXAMPLES, *values.JSON_EXAMPLES)),
+        always=tuple(
+            (each, each)
+            for each in (*values.TEXT_EXAMPLES, *values.BYTE_EXAMPLES, *values.JSON_EXAMPLES)
+        ),
     ),
     Decoder(
         "client: a message as JSON and with its key",
@@ -607,7 +784,11 @@ CLIENT: Final = (
         st.tuples(st.sampled_from([str, dict, int, list[int], datetime]), values.BYTES),
         lambda given: payloads.decode(given[1], given[0]),
         (payloads.Undecodable,),
-        always=tuple((kind, each) for kind in (str, dict, int, list[int], datetime) for each in values.BYTE_EXAMPLES),
+        always=tuple(
+            (kind, each)
+            for kind in (str, dict, int, list[int], datetime)
+            for each in values.BYTE_EXAMPLES
+        ),
     ),
     Decoder(
         "client: a trace context",
@@ -636,8 +817,14 @@ CLIENT: Final = (
         (ValueError,),
         ("qmq.client.consuming.settlements.unpack",),
         always=(
-            *[b"\n".join([each, json.dumps(SPOOL_LINE).encode(), b""]) for each in values.each_change(SPOOL_FIRST)],
-            *[b"\n".join([json.dumps(SPOOL_FIRST).encode(), each, b""]) for each in values.each_change(SPOOL_LINE)],
+            *[
+                b"\n".join([each, json.dumps(SPOOL_LINE).encode(), b""])
+                for each in values.each_change(SPOOL_FIRST)
+            ],
+            *[
+                b"\n".join([json.dumps(SPOOL_FIRST).encode(), each, b""])
+                for each in values.each_change(SPOOL_LINE)
+            ],
         ),
     ),
     Decoder(
@@ -651,13 +838,45 @@ CLIENT: Final = (
 
 # --- Spark, and the lake's tables ----------------------------------------------------------------------------------------
 
-POSITIONS: Final = values.json_of(st.dictionaries(st.just("0@g1") | values.TEXTS, NUMBER | values.NUMBERS | st.floats()))
-OFFSETS: Final = st.dictionaries(values.TEXTS, st.dictionaries(st.just("0@g1") | values.TEXTS, NUMBER | values.NUMBERS))
-PARTITION: Final = {"number": 1, "first_lp": 0, "end_lp": 4, "broker_group": "g1", "version": 1, "sources": [1]}
-ROUTE: Final = {"subject": "s", "order": "strict", "logical_partitions": 4, "version": 1, "partitions": [PARTITION], "sealed_at": {"1": 5}}
-ARCHIVE: Final = {"kind": "add", "gone": [], "files": [{"path": "a/b.parquet", "rows": 5}], "to": {"s": {"0@g1": 5}}}
+POSITIONS: Final = values.json_of(
+    st.dictionaries(st.just("0@g1") | values.TEXTS, NUMBER | values.NUMBERS | st.floats())
+)
+OFFSETS: Final = st.dictionaries(
+    values.TEXTS, st.dictionaries(st.just("0@g1") | values.TEXTS, NUMBER | values.NUMBERS)
+)
+PARTITION: Final = {
+    "number": 1,
+    "first_lp": 0,
+    "end_lp": 4,
+    "broker_group": "g1",
+    "version": 1,
+    "sources": [1],
+}
+ROUTE: Final = {
+    "subject": "s",
+    "order": "strict",
+    "logical_partitions": 4,
+    "version": 1,
+    "partitions": [PARTITION],
+    "sealed_at": {"1": 5},
+}
+ARCHIVE: Final = {
+    "kind": "add",
+    "gone": [],
+    "files": [{"path": "a/b.parquet", "rows": 5}],
+    "to": {"s": {"0@g1": 5}},
+}
 CHECKPOINT: Final = (
-    st.tuples(st.just(1), NUMBER, NUMBER, st.none(), st.none(), values.BYTES, st.none(), st.binary(min_size=32, max_size=64))
+    st.tuples(
+        st.just(1),
+        NUMBER,
+        NUMBER,
+        st.none(),
+        st.none(),
+        values.BYTES,
+        st.none(),
+        st.binary(min_size=32, max_size=64),
+    )
     .map(list)
     .map(packed)
 )
@@ -683,7 +902,10 @@ def progress(given: dict[str, Any] | bytes) -> None:
 SPARK: Final = (
     Decoder(
         "Spark: options",
-        st.tuples(values.TEXTS | values.json_of(st.just(["a"])).map(lambda data: data.decode("latin-1")), st.none()),
+        st.tuples(
+            values.TEXTS | values.json_of(st.just(["a"])).map(lambda data: data.decode("latin-1")),
+            st.none(),
+        ),
         options,
         (errors.InvalidArgument,),
         ("qmq.columns.options.OptionValues.json",),
@@ -703,15 +925,25 @@ SPARK: Final = (
         lambda found: (spark_offsets.of_json(found), spark_offsets.per_task_of_json(found)),
         (errors.InvalidArgument,),
         ("qmq.columns.model.QueueKey.parse",),
-        always=tuple({each: {other: number}} for each in values.TEXT_EXAMPLES for other in ("0@g1", each) for number in (5, 2**64, each)),
+        always=tuple(
+            {each: {other: number}}
+            for each in values.TEXT_EXAMPLES
+            for other in ("0@g1", each)
+            for number in (5, 2**64, each)
+        ),
     ),
     Decoder(
         "Spark: the progress of a query",
-        OFFSETS | values.json_of(OFFSETS).map(lambda data: data.decode("latin-1")) | values.JSON_VALUES,
+        OFFSETS
+        | values.json_of(OFFSETS).map(lambda data: data.decode("latin-1"))
+        | values.JSON_VALUES,
         progress,
         (errors.InvalidArgument,),
         ("pyspark_qmq.stream._parsed",),
-        always=(*values.JSON_EXAMPLES, *tuple(each.decode("latin-1") for each in values.each_change({"s": {"0@g1": 5}}))),
+        always=(
+            *values.JSON_EXAMPLES,
+            *tuple(each.decode("latin-1") for each in values.each_change({"s": {"0@g1": 5}})),
+        ),
     ),
     Decoder(
         "Spark: exported routes",
@@ -727,9 +959,15 @@ SPARK: Final = (
     ),
     Decoder(
         "Spark: the group of a folder",
-        values.json_of(values.JSON_VALUES.map(lambda value: {"content": json.dumps(value)}) | st.just({"content": "{"})),
+        values.json_of(
+            values.JSON_VALUES.map(lambda value: {"content": json.dumps(value)})
+            | st.just({"content": "{"})
+        ),
         in_file(
-            lambda path: (Path(path.parent, "broker/message").mkdir(parents=True), folders.find_folders([str(path.parent)])),
+            lambda path: (
+                Path(path.parent, "broker/message").mkdir(parents=True),
+                folders.find_folders([str(path.parent)]),
+            ),
             "replica.json",
         ),
         (errors.InvalidArgument,),
@@ -742,7 +980,10 @@ SPARK: Final = (
         lambda data: schedules.of_mark(data),
         (errors.LogDamaged,),
         ("pyspark_qmq.datasets.schedules.of_mark",),
-        always=(*values.BYTE_EXAMPLES, *[with_checksum(b"QMS1", each) for each in values.BYTE_EXAMPLES]),
+        always=(
+            *values.BYTE_EXAMPLES,
+            *[with_checksum(b"QMS1", each) for each in values.BYTE_EXAMPLES],
+        ),
     ),
     Decoder(
         "Spark: times of jobs",
@@ -770,13 +1011,15 @@ SPARK: Final = (
     ),
     Decoder(
         "lake: the files of rejected messages",
-        values.json_of(values.objects(round=values.TEXTS, files=st.lists(values.TEXTS, max_size=2))).map(
-            lambda data: data.decode("latin-1")
-        ),
+        values.json_of(
+            values.objects(round=values.TEXTS, files=st.lists(values.TEXTS, max_size=2))
+        ).map(lambda data: data.decode("latin-1")),
         pending_of,
         (errors.LogDamaged,),
         ("pyspark_qmq.lake.typed.pending_of",),
-        always=tuple(each.decode("latin-1") for each in values.each_change({"round": "1", "files": ["a"]})),
+        always=tuple(
+            each.decode("latin-1") for each in values.each_change({"round": "1", "files": ["a"]})
+        ),
     ),
     Decoder(
         "lake: the manifests of an archive",

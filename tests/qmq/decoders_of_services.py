@@ -74,12 +74,19 @@ from qmq.proto.rocketmq import definition_pb2 as api
 class FullPool:
     """A pool that does with a task what Celery's pool of processes does before a process has it."""
 
-    def apply_async(self, target: object, args: Any, soft_timeout: Any, timeout: Any, **callbacks: Any) -> object:
+    def apply_async(
+        self, target: object, args: Any, soft_timeout: Any, timeout: Any, **callbacks: Any
+    ) -> object:
         dumps(args)
         for each in (soft_timeout, timeout):
             if each:
                 Timer().call_after(each, print)
-        job = SimpleNamespace(_time_accepted=monotonic(), _soft_timeout=soft_timeout, _timeout=timeout, ready=lambda: True)
+        job = SimpleNamespace(
+            _time_accepted=monotonic(),
+            _soft_timeout=soft_timeout,
+            _timeout=timeout,
+            ready=lambda: True,
+        )
         next(TimeoutHandler([], {1: job}, None, None).handle_timeouts(), None)
         return job
 
@@ -89,12 +96,20 @@ class TaskConsumer(Consumer):
 
     def __init__(self, app: Celery) -> None:
         self.app, self.hostname, self.pool, self.hub = app, "worker@here", FullPool(), None
-        self.strategies, self.task_buckets, self.on_task_message = {}, defaultdict(lambda: None), set()
+        self.strategies, self.task_buckets, self.on_task_message = (
+            {},
+            defaultdict(lambda: None),
+            set(),
+        )
         self.connection_errors, self.disable_rate_limits, self.restart_count = (), True, 0
         self._maximum_prefetch_restored = True
         self.controller = SimpleNamespace(state=state)
-        self.event_dispatcher = SimpleNamespace(enabled=True, send=lambda name, **fields: json.dumps([name, fields]).encode())
-        self.timer = SimpleNamespace(call_at=lambda time, function, arguments, priority: function(*arguments))
+        self.event_dispatcher = SimpleNamespace(
+            enabled=True, send=lambda name, **fields: json.dumps([name, fields]).encode()
+        )
+        self.timer = SimpleNamespace(
+            call_at=lambda time, function, arguments, priority: function(*arguments)
+        )
         self.qos = SimpleNamespace(increment_eventually=int, decrement_eventually=int)
         self.on_task_request = self.run
         self.has_place = False
@@ -156,12 +171,22 @@ def dramatiq_threads() -> tuple[StubBroker, ConsumerThread, WorkerThread]:
     def work(*args: object, **kwargs: object) -> None:
         raise ValueError(args, kwargs)
 
-    broker = StubBroker(middleware=[each() for each in default_middleware if each.__name__ != "Prometheus"])
+    broker = StubBroker(
+        middleware=[each() for each in default_middleware if each.__name__ != "Prometheus"]
+    )
     Actor(work, broker=broker, actor_name="a", queue_name="q", priority=0, options={})
     waiting: PriorityQueue[Any] = PriorityQueue()
-    consumer = ConsumerThread(broker=broker, queue_name="q", prefetch=1, work_queue=waiting, worker_timeout=1)
+    consumer = ConsumerThread(
+        broker=broker, queue_name="q", prefetch=1, work_queue=waiting, worker_timeout=1
+    )
     consumer.consumer = MessageVerdicts()
-    return broker, consumer, WorkerThread(broker=broker, consumers={"q": consumer}, work_queue=waiting, worker_timeout=1)
+    return (
+        broker,
+        consumer,
+        WorkerThread(
+            broker=broker, consumers={"q": consumer}, work_queue=waiting, worker_timeout=1
+        ),
+    )
 
 
 def run_in_dramatiq(message: Any) -> None:
@@ -183,7 +208,9 @@ TOPIC: Final = api.Resource(name="s")
 
 def for_client(message: Any) -> None:
     for is_ordered in (True, False):
-        messages.message_for_client(message, TOPIC, is_ordered=is_ordered, handle="h", invisible_ms=5).SerializeToString()
+        messages.message_for_client(
+            message, TOPIC, is_ordered=is_ordered, handle="h", invisible_ms=5
+        ).SerializeToString()
 
 
 def half(message: DelayedMessage) -> None:
@@ -195,11 +222,19 @@ def half(message: DelayedMessage) -> None:
 @st.composite
 def sent(draw: st.DrawFn) -> api.Message:
     """Messages as any program may send them: Protobuf holds UTF-8 and numbers of its sizes only."""
-    text, int64, int32 = values.WIRE_TEXTS, st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1)
-    message = api.Message(topic=api.Resource(name=draw(st.just("s") | text)), body=draw(values.BYTES))
+    text, int64, int32 = (
+        values.WIRE_TEXTS,
+        st.integers(-(2**63), 2**63 - 1),
+        st.integers(-(2**31), 2**31 - 1),
+    )
+    message = api.Message(
+        topic=api.Resource(name=draw(st.just("s") | text)), body=draw(values.BYTES)
+    )
     message.user_properties.update(draw(st.dictionaries(text, text, max_size=4)))
     system = message.system_properties
-    system.message_id, system.message_group, system.born_host, system.trace_context = (draw(st.just("") | text) for _ in range(4))
+    system.message_id, system.message_group, system.born_host, system.trace_context = (
+        draw(st.just("") | text) for _ in range(4)
+    )
     system.message_type, system.body_encoding = draw(st.integers(0, 9)), draw(st.integers(0, 3))
     system.body_digest.type, system.body_digest.checksum = draw(st.integers(0, 5)), draw(text)
     system.keys.extend(draw(st.lists(text, max_size=3)))
@@ -208,26 +243,42 @@ def sent(draw: st.DrawFn) -> api.Message:
     if draw(st.booleans()):
         system.delivery_timestamp.CopyFrom(Timestamp(seconds=draw(int64), nanos=draw(int32)))
     if draw(st.booleans()):
-        system.orphaned_transaction_recovery_duration.CopyFrom(Duration(seconds=draw(int64), nanos=draw(int32)))
+        system.orphaned_transaction_recovery_duration.CopyFrom(
+            Duration(seconds=draw(int64), nanos=draw(int32))
+        )
     return message
 
 
 def _each_sent() -> Iterator[api.Message]:
     for text in values.WIRE_EXAMPLES:
         for name in ("message_id", "message_group", "born_host", "trace_context", "tag"):
-            yield api.Message(topic=TOPIC, body=b"b", system_properties=api.SystemProperties(**{name: text}))
-        yield api.Message(topic=TOPIC, body=b"b", system_properties=api.SystemProperties(keys=[text], tag=text))
+            yield api.Message(
+                topic=TOPIC, body=b"b", system_properties=api.SystemProperties(**{name: text})
+            )
+        yield api.Message(
+            topic=TOPIC, body=b"b", system_properties=api.SystemProperties(keys=[text], tag=text)
+        )
         yield api.Message(topic=TOPIC, body=b"b", user_properties={text: text})
         digest = api.Digest(type=api.MD5, checksum=text)
-        yield api.Message(topic=TOPIC, body=b"b", system_properties=api.SystemProperties(body_digest=digest))
+        yield api.Message(
+            topic=TOPIC, body=b"b", system_properties=api.SystemProperties(body_digest=digest)
+        )
     for seconds in (-(2**63), -1, 0, 253_402_300_800, 2**63 - 1):
         for nanos in (-(2**31), 0, 2**31 - 1):
-            due, after = Timestamp(seconds=seconds, nanos=nanos), Duration(seconds=seconds, nanos=nanos)
+            due, after = (
+                Timestamp(seconds=seconds, nanos=nanos),
+                Duration(seconds=seconds, nanos=nanos),
+            )
             fields = {"delivery_timestamp": due, "orphaned_transaction_recovery_duration": after}
             for kind in range(6):
-                yield api.Message(topic=TOPIC, body=b"b", system_properties=api.SystemProperties(message_type=kind, **fields))
+                yield api.Message(
+                    topic=TOPIC,
+                    body=b"b",
+                    system_properties=api.SystemProperties(message_type=kind, **fields),
+                )
     yield from [
-        api.Message(topic=TOPIC, body=each, system_properties=api.SystemProperties(body_encoding=2)) for each in values.BYTE_EXAMPLES
+        api.Message(topic=TOPIC, body=each, system_properties=api.SystemProperties(body_encoding=2))
+        for each in values.BYTE_EXAMPLES
     ]
 
 
@@ -267,10 +318,15 @@ PIECES: Final = (
     ",",
     "IS NULL",
 )
-NESTED: Final = ("(" * 900, "NOT " * 900 + "a = 1", "(" * 500 + "a = 1" + ")" * 500, "(" * 50 + "a = 1" + ")" * 50)
-CONDITIONS: Final = st.lists(st.sampled_from((*PIECES, "BETWEEN", "CONTAINS", "-", "true", "||", "*")), max_size=12).map(
-    " ".join
-) | st.sampled_from(NESTED)
+NESTED: Final = (
+    "(" * 900,
+    "NOT " * 900 + "a = 1",
+    "(" * 500 + "a = 1" + ")" * 500,
+    "(" * 50 + "a = 1" + ")" * 50,
+)
+CONDITIONS: Final = st.lists(
+    st.sampled_from((*PIECES, "BETWEEN", "CONTAINS", "-", "true", "||", "*")), max_size=12
+).map(" ".join) | st.sampled_from(NESTED)
 
 GATEWAY: Final = (
     Decoder(
@@ -283,7 +339,11 @@ GATEWAY: Final = (
     Decoder("gateway: a message from a client", sent(), from_client, (Refused,), always=EACH_SENT),
     Decoder(
         "gateway: a filter, and what it asks of a message",
-        st.tuples(st.sampled_from(["SQL", "TAG"]), CONDITIONS | values.WIRE_TEXTS, values.received(values.headers("a", "b"))),
+        st.tuples(
+            st.sampled_from(["SQL", "TAG"]),
+            CONDITIONS | values.WIRE_TEXTS,
+            values.received(values.headers("a", "b")),
+        ),
         filtered,
         (Refused,),
         always=tuple(
@@ -314,7 +374,9 @@ GATEWAY: Final = (
         st.builds(api.Resource, name=values.WIRE_TEXTS, resource_namespace=values.WIRE_TEXTS),
         lambda each: (messages.subject_of_topic(each), messages.group_of_resource(each)),
         (Refused,),
-        always=tuple(api.Resource(name=each, resource_namespace=each) for each in values.WIRE_EXAMPLES),
+        always=tuple(
+            api.Resource(name=each, resource_namespace=each) for each in values.WIRE_EXAMPLES
+        ),
     ),
     Decoder(
         "gateway: a signature",
@@ -322,16 +384,31 @@ GATEWAY: Final = (
             {
                 "x-mq-date-time": values.TEXTS,
                 "authorization": values.TEXTS
-                | values.TEXTS.map(lambda text: f"MQv2-HMAC-SHA1 Credential={text}, SignedHeaders=x-mq-date-time, Signature={'a' * 40}"),
+                | values.TEXTS.map(
+                    lambda text: (
+                        f"MQv2-HMAC-SHA1 Credential={text}, SignedHeaders=x-mq-date-time, Signature={'a' * 40}"
+                    )
+                ),
             }
-        ).map(lambda found: {name: text.encode("latin-1", "replace").decode("latin-1") for name, text in found.items()}),
+        ).map(
+            lambda found: {
+                name: text.encode("latin-1", "replace").decode("latin-1")
+                for name, text in found.items()
+            }
+        ),
         GatewayCredentials({}).authenticate,
         (Refused,),
-        always=tuple({"x-mq-date-time": each, "authorization": each} for each in values.WIRE_EXAMPLES),
+        always=tuple(
+            {"x-mq-date-time": each, "authorization": each} for each in values.WIRE_EXAMPLES
+        ),
     ),
     Decoder(
         "gateway: the file of keys",
-        values.json_of(st.lists(values.objects(access_key=values.TEXTS, secret_key=values.TEXTS, token=values.TEXTS))),
+        values.json_of(
+            st.lists(
+                values.objects(access_key=values.TEXTS, secret_key=values.TEXTS, token=values.TEXTS)
+            )
+        ),
         in_file(GatewayCredentials.load),
         (errors.InvalidArgument,),
         ("qmq.gateway.clients.GatewayCredentials.load",),
@@ -341,13 +418,33 @@ GATEWAY: Final = (
 
 # --- HTTP, CloudEvents, server-sent events -------------------------------------------------------------------------------
 
-ATTRIBUTES: Final = ("ce-id", "ce-source", "ce-type", "ce-specversion", "ce-partitionkey", "content-type", "ce-x")
+ATTRIBUTES: Final = (
+    "ce-id",
+    "ce-source",
+    "ce-type",
+    "ce-specversion",
+    "ce-partitionkey",
+    "content-type",
+    "ce-x",
+)
 EVENT: Final = {"id": "1", "source": "/s", "type": "t", "specversion": "1.0"}
 EVENTS: Final = values.objects(
-    data=values.JSON_VALUES, data_base64=values.BASE64, datacontenttype=st.just("text/plain"), x=values.TEXTS, partitionkey=values.TEXTS
+    data=values.JSON_VALUES,
+    data_base64=values.BASE64,
+    datacontenttype=st.just("text/plain"),
+    x=values.TEXTS,
+    partitionkey=values.TEXTS,
 ).map(lambda fields: {**EVENT, **fields})
-MORE_EVENT: Final = {**EVENT, "data": {"a": [1]}, "datacontenttype": "text/plain", "x": "y", "partitionkey": "k"}
-MEDIA: Final = st.sampled_from([cloud_event.STRUCTURED, cloud_event.BATCH, "application/json", "text/plain", ""])
+MORE_EVENT: Final = {
+    **EVENT,
+    "data": {"a": [1]},
+    "datacontenttype": "text/plain",
+    "x": "y",
+    "partitionkey": "k",
+}
+MEDIA: Final = st.sampled_from(
+    [cloud_event.STRUCTURED, cloud_event.BATCH, "application/json", "text/plain", ""]
+)
 
 
 def event_headers(more: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -357,25 +454,43 @@ def event_headers(more: Mapping[str, bytes]) -> dict[str, bytes]:
 HTTP: Final = (
     Decoder(
         "HTTP: a message in an answer",
-        values.received(values.headers(*ATTRIBUTES) | values.headers(*ATTRIBUTES).map(event_headers)),
+        values.received(
+            values.headers(*ATTRIBUTES) | values.headers(*ATTRIBUTES).map(event_headers)
+        ),
         lambda message: shown(site.message_fields("r", message)),
         (),
         ("qmq.integrations.cloud_event.Event.structured",),
-        always=(*values.each_received(dict.fromkeys(ATTRIBUTES, b"1")), *values.each_received(event_headers({}))),
+        always=(
+            *values.each_received(dict.fromkeys(ATTRIBUTES, b"1")),
+            *values.each_received(event_headers({})),
+        ),
     ),
     Decoder(
         "HTTP: a request that sends, and CloudEvents in each mode",
-        st.tuples(MEDIA, st.dictionaries(st.sampled_from(ATTRIBUTES), values.TEXTS), values.json_of(EVENTS | st.lists(EVENTS, max_size=2))),
-        lambda given: [each.headers for each in requests.messages_of({**given[1], "content-type": given[0]}, given[2])],
+        st.tuples(
+            MEDIA,
+            st.dictionaries(st.sampled_from(ATTRIBUTES), values.TEXTS),
+            values.json_of(EVENTS | st.lists(EVENTS, max_size=2)),
+        ),
+        lambda given: [
+            each.headers
+            for each in requests.messages_of({**given[1], "content-type": given[0]}, given[2])
+        ],
         (errors.InvalidArgument,),
         ("qmq.integrations.http.requests._json", "qmq.integrations.cloud_event.of_structured"),
         always=tuple(
-            (media, {}, each) for media in (cloud_event.STRUCTURED, cloud_event.BATCH, "") for each in values.each_change(MORE_EVENT)
+            (media, {}, each)
+            for media in (cloud_event.STRUCTURED, cloud_event.BATCH, "")
+            for each in values.each_change(MORE_EVENT)
         ),
     ),
     Decoder(
         "HTTP: a request that receives",
-        values.json_of(values.objects(messages_max=values.NUMBERS, wait_s=values.NUMBERS, invisible_s=values.NUMBERS)),
+        values.json_of(
+            values.objects(
+                messages_max=values.NUMBERS, wait_s=values.NUMBERS, invisible_s=values.NUMBERS
+            )
+        ),
         requests.receive_of,
         (errors.InvalidArgument,),
         ("qmq.integrations.http.requests._number",),
@@ -384,11 +499,18 @@ HTTP: Final = (
     Decoder(
         "HTTP: a request that settles",
         values.json_of(
-            values.objects(receipts=st.lists(values.TEXTS, min_size=1), verdict=st.just("nack"), delay_s=values.NUMBERS, error=values.TEXTS)
+            values.objects(
+                receipts=st.lists(values.TEXTS, min_size=1),
+                verdict=st.just("nack"),
+                delay_s=values.NUMBERS,
+                error=values.TEXTS,
+            )
         ),
         requests.settle_of,
         (errors.InvalidArgument,),
-        always=values.each_change({"receipts": ["r"], "verdict": "nack", "delay_s": 1, "error": "e"}),
+        always=values.each_change(
+            {"receipts": ["r"], "verdict": "nack", "delay_s": 1, "error": "e"}
+        ),
     ),
     Decoder(
         "HTTP: options of a request that sends",
@@ -417,23 +539,58 @@ HTTP: Final = (
 # --- task queues ---------------------------------------------------------------------------------------------------------
 
 TASK: Final = {
-    **{"task": "t", "id": "1", "eta": "2027-01-01T00:00:00", "expires": None, "timelimit": [1, None], "retries": 1, "group": None},
-    **{"group_index": 1, "stamped_headers": ["a"], "stamps": {"a": ["b"]}, "shadow": "s", "argsrepr": "()", "ignore_result": False},
+    **{
+        "task": "t",
+        "id": "1",
+        "eta": "2027-01-01T00:00:00",
+        "expires": None,
+        "timelimit": [1, None],
+        "retries": 1,
+        "group": None,
+    },
+    **{
+        "group_index": 1,
+        "stamped_headers": ["a"],
+        "stamps": {"a": ["b"]},
+        "shadow": "s",
+        "argsrepr": "()",
+        "ignore_result": False,
+    },
 }
-FOLLOWING: Final[dict[str, Any]] = {"callbacks": None, "errbacks": [{"task": "t"}], "chain": None, "chord": {"task": "t"}}
+FOLLOWING: Final[dict[str, Any]] = {
+    "callbacks": None,
+    "errbacks": [{"task": "t"}],
+    "chain": None,
+    "chord": {"task": "t"},
+}
 TASK_BODY: Final = [[1], {"a": 1}, FOLLOWING]
-FIRST_PROTOCOL: Final = {**TASK, **FOLLOWING, "args": [1], "kwargs": {"a": 1}, "utc": True, "taskset": "g"}
+FIRST_PROTOCOL: Final = {
+    **TASK,
+    **FOLLOWING,
+    "args": [1],
+    "kwargs": {"a": 1},
+    "utc": True,
+    "taskset": "g",
+}
 KOMBU: Final = {
     "content-type": "application/json",
     "content-encoding": "utf-8",
     "headers": TASK,
-    "properties": {"expiration": "5000", "delivery_info": {"exchange": "e", "routing_key": "r"}, "body_encoding": None},
+    "properties": {
+        "expiration": "5000",
+        "delivery_info": {"exchange": "e", "routing_key": "r"},
+        "body_encoding": None,
+    },
 }
 
 
 DRAMATIQ: Final = {
     **{"queue_name": "q", "actor_name": "a", "message_id": "1", "message_timestamp": 5},
-    **{"args": [1], "kwargs": {"a": 1}, "options": {"retries": 1, "eta": 5, "throws": None, "time_limit": 5, "max_retries": 1}},
+    **{
+        "args": [1],
+        "kwargs": {"a": 1},
+        "options": {"retries": 1, "eta": 5, "throws": None, "time_limit": 5, "max_retries": 1},
+    },
 }
 
 
@@ -485,7 +642,12 @@ async def faststream(message: Any) -> None:
 
 
 TASKIQ: Final = {
-    **{"task_id": "1", "task_name": "t", "labels": {"delay": "5", "x": "y"}, "labels_types": {"delay": 1, "x": 5}},
+    **{
+        "task_id": "1",
+        "task_name": "t",
+        "labels": {"delay": "5", "x": "y"},
+        "labels_types": {"delay": 1, "x": 5},
+    },
     **{"args": [1], "kwargs": {"a": 1}},
 }
 FORMATTER: Final = taskiq.QmqBroker().formatter
@@ -510,7 +672,8 @@ TASKS: Final = (
     Decoder(
         "kombu and Celery: a message",
         st.tuples(
-            values.BYTES | values.json_of(values.changed(TASK_BODY) | values.changed(FIRST_PROTOCOL)),
+            values.BYTES
+            | values.json_of(values.changed(TASK_BODY) | values.changed(FIRST_PROTOCOL)),
             values.json_of(values.changed(KOMBU)),
             values.TIMES_MS,
         ),
@@ -520,13 +683,18 @@ TASKS: Final = (
         always=(
             *[(json.dumps(TASK_BODY).encode(), each, 5) for each in values.each_change(KOMBU)],
             *[(each, json.dumps(KOMBU).encode(), 5) for each in values.each_change(TASK_BODY)],
-            *[(each, json.dumps({**KOMBU, "headers": {}}).encode(), 5) for each in values.each_change(FIRST_PROTOCOL)],
+            *[
+                (each, json.dumps({**KOMBU, "headers": {}}).encode(), 5)
+                for each in values.each_change(FIRST_PROTOCOL)
+            ],
             *[(each, json.dumps(KOMBU).encode(), 5) for each in values.BYTE_EXAMPLES],
         ),
     ),
     Decoder(
         "Celery: a command of remote control",
-        values.json_of(values.objects(method=st.just("revoke"), arguments=values.objects(task_id=values.TEXTS))),
+        values.json_of(
+            values.objects(method=st.just("revoke"), arguments=values.objects(task_id=values.TEXTS))
+        ),
         envelope.revoked_tasks,
         (),
         ("qmq.integrations.kombu.envelope.revoked_tasks",),
@@ -552,14 +720,29 @@ TASKS: Final = (
         lambda body: shown(task_id(body)),
         (qmq.Reject,),
         ("qmq.integrations.django.task_ids.task_id",),
-        always=(*values.BYTE_EXAMPLES, b"a" * 32, b"\xff" * 32, b"\x00" * 32, "\u00b2".encode() * 16),
+        always=(
+            *values.BYTE_EXAMPLES,
+            b"a" * 32,
+            b"\xff" * 32,
+            b"\x00" * 32,
+            "\u00b2".encode() * 16,
+        ),
     ),
     Decoder(
         "FastStream: a message",
-        values.received(values.headers("content-type", "correlation_id", "reply_to", text=st.just("application/json") | values.WIRE_TEXTS)),
+        values.received(
+            values.headers(
+                "content-type",
+                "correlation_id",
+                "reply_to",
+                text=st.just("application/json") | values.WIRE_TEXTS,
+            )
+        ),
         lambda message: asyncio.run(faststream(message)),
         (payloads.Undecodable,),
-        always=values.each_received({"content-type": b"application/json", "correlation_id": b"1", "reply_to": b"r"}),
+        always=values.each_received(
+            {"content-type": b"application/json", "correlation_id": b"1", "reply_to": b"r"}
+        ),
     ),
 )
 
@@ -567,14 +750,28 @@ TASKS: Final = (
 
 MASKED: Final = frozenset({"a", "card"})
 FORM: Final = st.dictionaries(
-    st.sampled_from(["subject", "error", "since", "id", "rate", "max", "set", "unset", "body", "edit"]),
-    values.WIRE_TEXTS | st.sampled_from(["a.b=1", "a=[1", 'a="\\ud800"', "a=" + "[" * 5_000, "a.=1", "body", "a=" + "9" * 5_000]),
+    st.sampled_from(
+        ["subject", "error", "since", "id", "rate", "max", "set", "unset", "body", "edit"]
+    ),
+    values.WIRE_TEXTS
+    | st.sampled_from(
+        ["a.b=1", "a=[1", 'a="\\ud800"', "a=" + "[" * 5_000, "a.=1", "body", "a=" + "9" * 5_000]
+    ),
 )
 
 EACH_FORM: Final = tuple(
     {name: each}
     for name in ("subject", "error", "since", "id", "rate", "max", "set", "unset", "body", "edit")
-    for each in (*values.WIRE_EXAMPLES, "a.b=1", "a=[1", 'a="\\ud800"', "a=" + "[" * 5_000, "a.=1", "body", "a=" + "9" * 5_000)
+    for each in (
+        *values.WIRE_EXAMPLES,
+        "a.b=1",
+        "a=[1",
+        'a="\\ud800"',
+        "a=" + "[" * 5_000,
+        "a.=1",
+        "body",
+        "a=" + "9" * 5_000,
+    )
 )
 
 
@@ -607,7 +804,10 @@ def on_the_wire(sequence: int) -> bytes:
 
 def provider(answers: tuple[bytes, bytes]) -> None:
     """A flow whose identity provider answers this; the second answer is that to a request for tokens."""
-    flow = OidcFlow(OidcConfig("https://idp", "console", "https://c/cb"), ask=lambda _, form: answers[form is not None])
+    flow = OidcFlow(
+        OidcConfig("https://idp", "console", "https://c/cb"),
+        ask=lambda _, form: answers[form is not None],
+    )
     flow.renewed(OidcTokens("shown", "refresh"))
 
 
@@ -623,7 +823,11 @@ CONSOLE: Final = (
         values.browsed(),
         on_a_page,
         (),
-        ("qmq.console.bodies._fields_of", "qmq.console.bodies._flat", "qmq.console.bodies.text_or_hex"),
+        (
+            "qmq.console.bodies._fields_of",
+            "qmq.console.bodies._flat",
+            "qmq.console.bodies.text_or_hex",
+        ),
         always=values.each_browsed(),
     ),
     Decoder(
@@ -634,7 +838,8 @@ CONSOLE: Final = (
     ),
     Decoder(
         "console: a place in a subject",
-        values.TEXTS | st.tuples(*[values.DIGITS] * 3).map(lambda each: f"{each[0]},{each[1]}:{each[2]}:g1"),
+        values.TEXTS
+        | st.tuples(*[values.DIGITS] * 3).map(lambda each: f"{each[0]},{each[1]}:{each[2]}:g1"),
         lambda text: [on_the_wire(at) for at in ReadPlace.parse(text).positions.values()],
         (errors.InvalidArgument,),
         (),
@@ -663,14 +868,23 @@ CONSOLE: Final = (
             "qmq.operations.letters._object",
             "qmq.operations.letters.LetterEdit.options",
         ),
-        always=tuple((form, message) for form in EACH_FORM for message in values.each_received(LETTER_HEADERS)[:: len(EACH_FORM)]),
+        always=tuple(
+            (form, message)
+            for form in EACH_FORM
+            for message in values.each_received(LETTER_HEADERS)[:: len(EACH_FORM)]
+        ),
     ),
     Decoder(
         "console: the identity provider's answers",
         st.tuples(
             st.just(json.dumps(DESCRIPTION).encode()) | values.BYTES,
             values.json_of(
-                values.objects(access_token=values.TEXTS, id_token=values.TEXTS, refresh_token=values.TEXTS, expires_in=st.just(10**400))
+                values.objects(
+                    access_token=values.TEXTS,
+                    id_token=values.TEXTS,
+                    refresh_token=values.TEXTS,
+                    expires_in=st.just(10**400),
+                )
             ),
         ),
         provider,

@@ -23,23 +23,68 @@ from qmq.wire.batch import BatchView, Envelope, encode
 from qmq.wire.batch_columns import Columns
 
 NUMBER_TEXTS: Final = (
-    *("²", "٣", "1_000", " 1", "+1", "-0", "-1", "1.", "1.5", "infinity", "NaN", "1e999", "1e400", "", "0" * 30, "0x10", "9" * 5_000),
+    *(
+        "²",
+        "٣",
+        "1_000",
+        " 1",
+        "+1",
+        "-0",
+        "-1",
+        "1.",
+        "1.5",
+        "infinity",
+        "NaN",
+        "1e999",
+        "1e400",
+        "",
+        "0" * 30,
+        "0x10",
+        "9" * 5_000,
+    ),
     *[str(each) for each in (2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**40)],
 )
 NUMBERS: Final = st.sampled_from(NUMBER_TEXTS) | st.integers().map(str)
-DIGITS: Final = st.sampled_from(["0", "5", "²", "٣", str(2**63 - 1), str(2**63), "9" * 19, "9" * 5_000, "0" * 30]) | NUMBERS
+DIGITS: Final = (
+    st.sampled_from(
+        ["0", "5", "²", "٣", str(2**63 - 1), str(2**63), "9" * 19, "9" * 5_000, "0" * 30]
+    )
+    | NUMBERS
+)
 """Numbers where a decoder wants digits only."""
 TIME_EXAMPLES_MS: Final = (0, 253_402_300_799_999, 253_402_300_800_000, 2**62, 2**63 - 1)
-TIMES_MS: Final = st.integers(0, 2**63 - 1) | st.sampled_from(TIME_EXAMPLES_MS) | st.integers(0, 2**42)
+TIMES_MS: Final = (
+    st.integers(0, 2**63 - 1) | st.sampled_from(TIME_EXAMPLES_MS) | st.integers(0, 2**42)
+)
 """Create times as a batch holds them: also those of the year 10000 and later."""
 ANY_TIMES_MS: Final = TIMES_MS | TIMES_MS.map(lambda time: -time) | st.integers()
 _TIMES: Final = (
-    *("9999-12-31T23:59:59-01:00", "0001-01-01T00:00+14:00", "10000-01-01", "2027-02-30", "2027-01-01T24:00", "2027-W01", "20270101T00Z"),
+    *(
+        "9999-12-31T23:59:59-01:00",
+        "0001-01-01T00:00+14:00",
+        "10000-01-01",
+        "2027-02-30",
+        "2027-01-01T24:00",
+        "2027-W01",
+        "20270101T00Z",
+    ),
     *("0001-01-01T00:00", "9999-12-31T23:59:59.999999Z"),
 )
-TIME_TEXTS: Final = st.sampled_from(_TIMES) | st.datetimes().map(lambda time: time.isoformat()) | NUMBERS
+TIME_TEXTS: Final = (
+    st.sampled_from(_TIMES) | st.datetimes().map(lambda time: time.isoformat()) | NUMBERS
+)
 TEXT_EXAMPLES: Final = (
-    *(*hostile.TEXTS, *hostile.NAMES, "\x00", "a\x00b", "\ud800", "\udfff\ud800", "\r\n", "é", "x" * 5_000),
+    *(
+        *hostile.TEXTS,
+        *hostile.NAMES,
+        "\x00",
+        "a\x00b",
+        "\ud800",
+        "\udfff\ud800",
+        "\r\n",
+        "é",
+        "x" * 5_000,
+    ),
     *(*NUMBER_TEXTS, *_TIMES),
 )
 """Each of them broke a decoder of text once: a decoder of text sees all of them in every run."""
@@ -55,7 +100,12 @@ TEXTS: Final = st.one_of(
 WIRE_TEXTS: Final = TEXTS.map(lambda text: text.encode("utf-8", "replace").decode())
 """Text as UTF-8 can carry it."""
 JSON_VALUES: Final[st.SearchStrategy[Any]] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([2**63, -(2**63) - 1, 10**40]) | TEXTS,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([2**63, -(2**63) - 1, 10**40])
+    | TEXTS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=12,
 )
@@ -71,7 +121,21 @@ JSON_BYTES: Final = JSON_VALUES.map(lambda value: json.dumps(value).encode()) | 
     lambda value: json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 )
 BYTE_EXAMPLES: Final = (
-    *(*DEEP, b"", b"1e999", b"NaN", b"-Infinity", b'"\\ud800"', b"1" * 5_000, b"\xef\xbb\xbf{}", b"{}", b"[]", b"null", b"[null]", b"\xff"),
+    *(
+        *DEEP,
+        b"",
+        b"1e999",
+        b"NaN",
+        b"-Infinity",
+        b'"\\ud800"',
+        b"1" * 5_000,
+        b"\xef\xbb\xbf{}",
+        b"{}",
+        b"[]",
+        b"null",
+        b"[null]",
+        b"\xff",
+    ),
     *hostile.BODIES,
     *[each.encode("utf-8", "surrogatepass") for each in TEXT_EXAMPLES],
 )
@@ -83,12 +147,16 @@ BYTES: Final[st.SearchStrategy[bytes]] = st.one_of(
     TEXTS.map(lambda text: text.encode("utf-16", "surrogatepass")),
 )
 """Bytes where text, JSON or MessagePack is meant."""
-BASE64: Final = st.one_of(WIRE_TEXTS, BYTES.map(lambda data: base64.urlsafe_b64encode(data).decode()), st.just("===="))
+BASE64: Final = st.one_of(
+    WIRE_TEXTS, BYTES.map(lambda data: base64.urlsafe_b64encode(data).decode()), st.just("====")
+)
 
 
 def objects(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Dictionaries with some of these fields, each with a value of its kind or any JSON value."""
-    return st.fixed_dictionaries({}, optional={name: value | JSON_VALUES for name, value in fields.items()})
+    return st.fixed_dictionaries(
+        {}, optional={name: value | JSON_VALUES for name, value in fields.items()}
+    )
 
 
 @st.composite
@@ -98,7 +166,9 @@ def changed(draw: st.DrawFn, good: Any) -> Any:
     for _ in range(draw(st.integers(0, 3))):
         place = value
         while isinstance(place, dict | list) and place:
-            key = draw(st.sampled_from(list(place) if isinstance(place, dict) else range(len(place))))
+            key = draw(
+                st.sampled_from(list(place) if isinstance(place, dict) else range(len(place)))
+            )
             if place[key] and isinstance(place[key], dict | list) and draw(st.booleans()):
                 place = place[key]
                 continue
@@ -111,12 +181,36 @@ def changed(draw: st.DrawFn, good: Any) -> Any:
 
 
 JSON_EXAMPLES: Final[tuple[Any, ...]] = (
-    *(None, True, 0, -1, 2**63, 10**40, 1.5, math.nan, math.inf, "", "x", "\ud800", "²", "10000-01-01", [], {}, [None], {"": None}),
+    *(
+        None,
+        True,
+        0,
+        -1,
+        2**63,
+        10**40,
+        1.5,
+        math.nan,
+        math.inf,
+        "",
+        "x",
+        "\ud800",
+        "²",
+        "10000-01-01",
+        [],
+        {},
+        [None],
+        {"": None},
+    ),
     *("a=1\r\nb", ["\ud800"], {"\ud800": 1}),
 )
 _IN_JSON: Final[tuple[Any, ...]] = (
     *JSON_EXAMPLES,
-    *("%1e999%", "%1" + "0" * 5_000 + "%", "%" + "[" * 150 + "]" * 150 + "%", "%" + "[" * 900 + "]" * 900 + "%"),
+    *(
+        "%1e999%",
+        "%1" + "0" * 5_000 + "%",
+        "%" + "[" * 150 + "]" * 150 + "%",
+        "%" + "[" * 900 + "]" * 900 + "%",
+    ),
 )
 """What stands between two % is JSON that Python does not write."""
 
@@ -135,14 +229,23 @@ def each_change(good: Any) -> tuple[bytes, ...]:
             else:
                 place[path[-1]] = replacement
             found.append(value)
-    return (*[json.dumps(each).replace('"%', "").replace('%"', "").encode() for each in found], *BYTE_EXAMPLES)
+    return (
+        *[json.dumps(each).replace('"%', "").replace('%"', "").encode() for each in found],
+        *BYTE_EXAMPLES,
+    )
 
 
 _GONE: Final = object()
 
 
 def _paths(value: Any) -> Iterator[tuple[Any, ...]]:
-    steps = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    steps = (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else []
+    )
     for step in steps:
         yield (step,)
         yield from ((step, *rest) for rest in _paths(value[step]))
@@ -153,10 +256,14 @@ def json_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
     return values.map(lambda value: json.dumps(value).encode()) | BYTES
 
 
-def headers(*names: str, text: st.SearchStrategy[str] = WIRE_TEXTS) -> st.SearchStrategy[dict[str, bytes]]:
+def headers(
+    *names: str, text: st.SearchStrategy[str] = WIRE_TEXTS
+) -> st.SearchStrategy[dict[str, bytes]]:
     """Headers of a message: some of these and any others."""
     values = BYTES | text.map(str.encode) | NUMBERS.map(str.encode)
-    return st.dictionaries(st.sampled_from(names) | WIRE_TEXTS if names else WIRE_TEXTS, values, max_size=6)
+    return st.dictionaries(
+        st.sampled_from(names) | WIRE_TEXTS if names else WIRE_TEXTS, values, max_size=6
+    )
 
 
 def _batch(
@@ -168,13 +275,25 @@ def _batch(
     message_id: bytes | None = None,
     producer_id: int = 1,
 ) -> DecodedBatch:
-    columns = Columns([body], keys=[key], tags=[tags], headers=[found or {}], message_ids=None if message_id is None else [message_id])
-    _, region = encode(b"s", columns, producer_id=producer_id, batch_sequence=3, create_time_ms=times_ms[0])
-    return DecodedBatch(BatchView(Envelope(0, len(region), crc32c(region), 7, times_ms[1], 1, 1, 1), region))
+    columns = Columns(
+        [body],
+        keys=[key],
+        tags=[tags],
+        headers=[found or {}],
+        message_ids=None if message_id is None else [message_id],
+    )
+    _, region = encode(
+        b"s", columns, producer_id=producer_id, batch_sequence=3, create_time_ms=times_ms[0]
+    )
+    return DecodedBatch(
+        BatchView(Envelope(0, len(region), crc32c(region), 7, times_ms[1], 1, 1, 1), region)
+    )
 
 
 @st.composite
-def _decoded(draw: st.DrawFn, found: st.SearchStrategy[dict[str, bytes]], bodies: st.SearchStrategy[bytes]) -> DecodedBatch:
+def _decoded(
+    draw: st.DrawFn, found: st.SearchStrategy[dict[str, bytes]], bodies: st.SearchStrategy[bytes]
+) -> DecodedBatch:
     return _batch(
         draw(bodies),
         draw(BYTES),
@@ -194,12 +313,16 @@ def _each_batch(good: Mapping[str, bytes]) -> Iterator[DecodedBatch]:
         yield from [_batch(found={**good, name: each}) for name in good]
     for text in WIRE_EXAMPLES:
         yield _batch(tags=(text,), found={**good, text: b"x"})
-    yield from [_batch(found={other: value for other, value in good.items() if other != name}) for name in good]
+    yield from [
+        _batch(found={other: value for other, value in good.items() if other != name})
+        for name in good
+    ]
     yield from [_batch(found=good, times_ms=(time, time)) for time in TIME_EXAMPLES_MS]
 
 
 def browsed(
-    found: st.SearchStrategy[dict[str, bytes]] | None = None, bodies: st.SearchStrategy[bytes] = BYTES
+    found: st.SearchStrategy[dict[str, bytes]] | None = None,
+    bodies: st.SearchStrategy[bytes] = BYTES,
 ) -> st.SearchStrategy[BrowsedMessage]:
     """Stored messages as a browser reads them, whose key, tags, headers, times and body a stranger chose."""
     return _decoded(headers() if found is None else found, bodies).map(_as_browsed)
@@ -216,7 +339,8 @@ class Untouched:
 
 
 def received(
-    found: st.SearchStrategy[dict[str, bytes]] | None = None, bodies: st.SearchStrategy[bytes] = BYTES
+    found: st.SearchStrategy[dict[str, bytes]] | None = None,
+    bodies: st.SearchStrategy[bytes] = BYTES,
 ) -> st.SearchStrategy[Message]:
     """The same as a consumer gets them."""
     return _decoded(headers() if found is None else found, bodies).map(_as_received)

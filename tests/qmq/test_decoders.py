@@ -22,7 +22,17 @@ from decoders_of_programs import CLIENT, COMMANDS, IDENTITY, SPARK, STORED
 from decoders_of_services import CONSOLE, GATEWAY, HTTP, TASKS
 from hypothesis import given
 
-DECODERS: Final = (*GATEWAY, *HTTP, *TASKS, *CONSOLE, *COMMANDS, *STORED, *CLIENT, *SPARK, *IDENTITY)
+DECODERS: Final = (
+    *GATEWAY,
+    *HTTP,
+    *TASKS,
+    *CONSOLE,
+    *COMMANDS,
+    *STORED,
+    *CLIENT,
+    *SPARK,
+    *IDENTITY,
+)
 
 ALSO_FUZZED: Final = "tests/fuzz feeds it, behind the checksum of the log's entry"
 NUMBER_ALREADY: Final = "a number already"
@@ -39,7 +49,13 @@ OTHERS: Final[dict[str, str]] = {
     **{
         f"pyspark_qmq.jobs.{each}": NUMBER_ALREADY
         for each in (
-            *("archive._plots", "job.utc", "dead_letters.report", "delay_accuracy.binned", "duplicates._plots"),
+            *(
+                "archive._plots",
+                "job.utc",
+                "dead_letters.report",
+                "delay_accuracy.binned",
+                "duplicates._plots",
+            ),
             "order_audit._plots",
         )
     },
@@ -95,7 +111,19 @@ OTHERS: Final[dict[str, str]] = {
 
 ROOT: Final = Path(__file__).parents[2]
 SURFACES: Final = (
-    *("gateway", "integrations", "console", "cli", "operations", "schemas", "backup", "tiering", "sql", "client", "security"),
+    *(
+        "gateway",
+        "integrations",
+        "console",
+        "cli",
+        "operations",
+        "schemas",
+        "backup",
+        "tiering",
+        "sql",
+        "client",
+        "security",
+    ),
     "columns",
 )
 CONVERSIONS: Final = frozenset(
@@ -133,10 +161,18 @@ def test_any_input_is_a_value_or_a_typed_reason(decoder: Decoder) -> None:
 
 
 def test_each_function_that_converts_is_run_by_a_decoder_or_has_a_reason() -> None:
-    found = {name for path, module in modules() for name in converting(ast.parse(path.read_text(encoding="utf-8")), module)}
+    found = {
+        name
+        for path, module in modules()
+        for name in converting(ast.parse(path.read_text(encoding="utf-8")), module)
+    }
     run = {name for each in DECODERS for name in each.runs}
-    assert found - run - set(OTHERS) == set(), "add these to a decoder of tests/qmq/decoders_of_*.py, or say here why not"
-    assert (run | set(OTHERS)) - found == set(), "these convert nothing any more: take them off the list"
+    assert found - run - set(OTHERS) == set(), (
+        "add these to a decoder of tests/qmq/decoders_of_*.py, or say here why not"
+    )
+    assert (run | set(OTHERS)) - found == set(), (
+        "these convert nothing any more: take them off the list"
+    )
     assert run & set(OTHERS) == set()
 
 
@@ -158,7 +194,10 @@ def modules() -> Iterator[tuple[Path, str]]:
     for package in (*[ROOT / "qmq" / each for each in SURFACES], ROOT / "spark" / "pyspark_qmq"):
         for path in sorted(package.rglob("*.py")):
             base = ROOT if package.name != "pyspark_qmq" else ROOT / "spark"
-            yield path, ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")
+            yield (
+                path,
+                ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"),
+            )
 
 
 def name_of(module: str, qualified: str) -> str:
@@ -168,7 +207,12 @@ def name_of(module: str, qualified: str) -> str:
 
 def converting(tree: ast.Module, module: str) -> Iterator[str]:
     """The functions that call a conversion."""
-    imports = {each.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
+    imports = {
+        each.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for each in node.names
+    }
     wanted = CONVERSIONS - ({"int", "float"} if imports & {"numpy", "pyarrow"} else set())
     yield from _within(tree, module, wanted)
 
@@ -189,15 +233,27 @@ def _converts(call: ast.Call, wanted: frozenset[str]) -> bool:
     if name not in wanted:
         return False
     if name in ("int", "float"):
-        return bool(call.args) and (isinstance(call.args[0], ast.Name | ast.Subscript) or _called(call.args[0]) == "get")
+        return bool(call.args) and (
+            isinstance(call.args[0], ast.Name | ast.Subscript) or _called(call.args[0]) == "get"
+        )
     if name != "decode":
         return True
     is_lenient = len(call.args) > 1 or any(each.arg == "errors" for each in call.keywords)
     data = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return data is not None and not is_lenient and _called(data) not in ("b64encode", "urlsafe_b64encode", "encode")
+    return (
+        data is not None
+        and not is_lenient
+        and _called(data) not in ("b64encode", "urlsafe_b64encode", "encode")
+    )
 
 
 def _called(node: ast.AST) -> str:
     """The name of what a call calls, without what stands before it."""
     function = node.func if isinstance(node, ast.Call) else None
-    return function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    return (
+        function.id
+        if isinstance(function, ast.Name)
+        else function.attr
+        if isinstance(function, ast.Attribute)
+        else ""
+    )

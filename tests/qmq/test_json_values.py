@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from qmq.text import DEPTH_MAX, parse_json
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["\ud800", "\udfff"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["\ud800", "\udfff"]),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 

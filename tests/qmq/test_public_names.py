@@ -32,16 +32,31 @@ for name in sys.argv[1:]:
 def for_type_checkers() -> set[str]:
     """The names that qmq/__init__.py imports for type checkers."""
     body = ast.parse(Path(qmq.__file__).read_text()).body
-    block = next(node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    return {each.asname or each.name for node in block.body if isinstance(node, ast.ImportFrom) for each in node.names}
+    block = next(
+        node
+        for node in body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    return {
+        each.asname or each.name
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+    }
 
 
 def test_type_checkers_and_programs_find_the_same_names_in_qmq() -> None:
-    names = for_type_checkers() - {"StateDir", "Token", "timedelta"}  # types of parameters of `connect`
+    names = for_type_checkers() - {
+        "StateDir",
+        "Token",
+        "timedelta",
+    }  # types of parameters of `connect`
     assert names | {"connect"} == {*qmq.__all__, "blocking"}
     found = {name: getattr(qmq, name) for name in names}
     assert found.pop("payload").__name__ == "qmq.client.payloads"
-    assert {name: each.__name__.split(".")[-1] for name, each in found.items()} == {name: name for name in found}
+    assert {name: each.__name__.split(".")[-1] for name, each in found.items()} == {
+        name: name for name in found
+    }
 
 
 def test_a_name_that_qmq_does_not_have_is_an_attribute_error() -> None:
@@ -54,8 +69,16 @@ def test_a_name_that_qmq_does_not_have_is_an_attribute_error() -> None:
 def test_each_module_of_a_package_below_the_client_can_be_imported_first(package: str) -> None:
     """In an interpreter that has imported nothing of ours; tests/tidy examines the imports of all packages as a graph."""
     folder = ROOT / package
-    files = [each.relative_to(folder.parent).with_suffix("") for each in sorted(folder.rglob("*.py"))]
+    files = [
+        each.relative_to(folder.parent).with_suffix("") for each in sorted(folder.rglob("*.py"))
+    ]
     modules = [".".join(each.parts).removesuffix(".__init__") for each in files]
-    made = subprocess.run([sys.executable, "-c", IMPORT_EACH, *modules], capture_output=True, text=True, check=True, timeout=300)
+    made = subprocess.run(
+        [sys.executable, "-c", IMPORT_EACH, *modules],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
     assert len(modules) > 5
     assert made.stdout == ""

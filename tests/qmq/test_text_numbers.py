@@ -15,7 +15,25 @@ from qmq.process.address import host_of, parse
 from qmq.process.event_loop import time_of
 from qmq.text import joined, number, whole_number
 
-ODD = st.sampled_from(["²", "٣", "1_000", " 1", "+1", "-0", "1.", "infinity", "nan", "1e999", "1" * 5_000, "", "0" * 30, "1e", "."])
+ODD = st.sampled_from(
+    [
+        "²",
+        "٣",
+        "1_000",
+        " 1",
+        "+1",
+        "-0",
+        "1.",
+        "infinity",
+        "nan",
+        "1e999",
+        "1" * 5_000,
+        "",
+        "0" * 30,
+        "1e",
+        ".",
+    ]
+)
 
 
 @given(ODD | st.text() | st.integers().map(str), st.integers(0, 1 << 70))
@@ -70,7 +88,13 @@ def test_an_address_whose_host_and_port_cannot_be_told_apart_is_refused(text: st
 
 @pytest.mark.parametrize(
     ("host", "told"),
-    [("::1", "[::1]:5"), ("[::1]", "[::1]:5"), ("host", "host:5"), ("10.0.0.1", "10.0.0.1:5"), ("unix:/run/a", "unix:/run/a:5")],
+    [
+        ("::1", "[::1]:5"),
+        ("[::1]", "[::1]:5"),
+        ("host", "host:5"),
+        ("10.0.0.1", "10.0.0.1:5"),
+        ("unix:/run/a", "unix:/run/a:5"),
+    ],
 )
 def test_a_joined_host_and_port_is_an_address(host: str, told: str) -> None:
     assert joined(host, 5) == told
@@ -83,7 +107,13 @@ def test_every_time_is_in_the_calendar(time_ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "host"), [("[::1]:5", "::1"), ("host:5", "host"), ("10.0.0.1:5", "10.0.0.1"), ("unix:/run/a:5", "unix:/run/a")]
+    ("address", "host"),
+    [
+        ("[::1]:5", "::1"),
+        ("host:5", "host"),
+        ("10.0.0.1:5", "10.0.0.1"),
+        ("unix:/run/a:5", "unix:/run/a"),
+    ],
 )
 def test_the_host_of_an_address_is_bare(address: str, host: str) -> None:
     assert host_of(address) == host

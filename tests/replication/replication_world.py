@@ -138,7 +138,15 @@ class Group:
             self._store(name, ready)
             place = self.log[name].place()
             for to, message in ready.messages:
-                self.queue.append((name, to, message._replace(place=place) if isinstance(message, Ack | Mismatch) else message))
+                self.queue.append(
+                    (
+                        name,
+                        to,
+                        message._replace(place=place)
+                        if isinstance(message, Ack | Mismatch)
+                        else message,
+                    )
+                )
             self.requests += [(name, request) for request in ready.requests]
             if ready.lead is not None and core.leader is not None:
                 self.append(name, 1)
@@ -148,7 +156,11 @@ class Group:
         if ready.save is not None:
             self.disk[name] = ready.save
         if ready.reset is not None:
-            log.epochs, log.start_index, log.start_epoch = [], ready.reset.start_index, ready.reset.start_epoch
+            log.epochs, log.start_index, log.start_epoch = (
+                [],
+                ready.reset.start_index,
+                ready.reset.start_epoch,
+            )
         if ready.truncate is not None:
             del log.epochs[ready.truncate - log.start_index :]
         for append in ready.append:
@@ -171,7 +183,10 @@ class Group:
 
     def deliver(self, wanted: Callable[[Letter], bool] = lambda letter: True) -> int:
         """Deliver what is on its way, in order, once; returns the number. Messages that the test excludes wait."""
-        now, self.queue = [each for each in self.queue if wanted(each)], [each for each in self.queue if not wanted(each)]
+        now, self.queue = (
+            [each for each in self.queue if wanted(each)],
+            [each for each in self.queue if not wanted(each)],
+        )
         for sender, to, message in now:
             if (sender, to) not in self.cut and to in self.core:
                 self.core[to].step(self.now_ms, sender, message)
@@ -224,7 +239,10 @@ class Group:
 
     def beat(self) -> None:
         """Time for one sign of life, and its answers."""
-        self.pass_time(self.timing.heartbeat_ms, *(name for name, core in self.core.items() if core.leader is not None))
+        self.pass_time(
+            self.timing.heartbeat_ms,
+            *(name for name, core in self.core.items() if core.leader is not None),
+        )
         self.settle()
 
     def isolate(self, name: str) -> None:

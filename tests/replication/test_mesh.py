@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from qmq_replication.links import DIALS, LISTENS, Mesh, PeerHello, ProofStep, Secret, is_proof, prove
+from qmq_replication.links import (
+    DIALS,
+    LISTENS,
+    Mesh,
+    PeerHello,
+    ProofStep,
+    Secret,
+    is_proof,
+    prove,
+)
 
 from qmq.rpc.network import Factory, Network
 from qmq.wire import frame as frames
@@ -24,7 +33,10 @@ class Listening:
         self.proofs: list[bool] = []
         self.heard = asyncio.Queue[int]()
         self.stream = FrameStream(
-            on_frames=self._on_frames, on_closed=lambda _: None, on_writable=lambda: None, on_violation=lambda _: None
+            on_frames=self._on_frames,
+            on_closed=lambda _: None,
+            on_writable=lambda: None,
+            on_violation=lambda _: None,
         )
 
     def _on_frames(self, received: list[Frame]) -> None:
@@ -39,7 +51,11 @@ class Listening:
             self._hello = PeerHello.unpack(each.payload)
             step = ProofStep(nonce="challenge")
         else:
-            self.proofs.append(is_proof(ProofStep.unpack(each.payload).proof, SECRET, DIALS, self._hello, "challenge"))
+            self.proofs.append(
+                is_proof(
+                    ProofStep.unpack(each.payload).proof, SECRET, DIALS, self._hello, "challenge"
+                )
+            )
             step = ProofStep(proof=prove(self._secret, LISTENS, self._hello, "challenge"))
         self.stream.put(frames.frame(FrameKind.REPLICA_HELLO, 0, step.pack()))
         self.stream.flush()

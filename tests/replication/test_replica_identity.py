@@ -18,12 +18,24 @@ from qmq.errors import DiskFull, LogDamaged
 from qmq.log.disk import Disk
 
 FOUND = ReplicaIdentity(
-    "g1", "b2", "0123456789abcdef", 7, False, 99, "boot", ReplicaMembership(3, ("b1", "b2")).encode().decode(), {"b1": "10.0.0.1:20881"}
+    "g1",
+    "b2",
+    "0123456789abcdef",
+    7,
+    False,
+    99,
+    "boot",
+    ReplicaMembership(3, ("b1", "b2")).encode().decode(),
+    {"b1": "10.0.0.1:20881"},
 )
 
 
 def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
-    for each in (FOUND, identities.new("g1", "b2"), replace(FOUND, promised=1 << 40, boot=identities.CLEAN)):
+    for each in (
+        FOUND,
+        identities.new("g1", "b2"),
+        replace(FOUND, promised=1 << 40, boot=identities.CLEAN),
+    ):
         each.save(Disk(), tmp_path)
         assert identities.load(tmp_path, "g1", "b2") == each
 
@@ -43,7 +55,9 @@ def test_another_replicas_folder_is_refused(tmp_path: Path, group: str, replica:
         identities.load(tmp_path, group, replica)
 
 
-def test_a_flipped_bit_anywhere_is_refused_and_never_read_as_another_promise(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_is_refused_and_never_read_as_another_promise(
+    tmp_path: Path,
+) -> None:
     FOUND.save(Disk(), tmp_path)
     path = tmp_path / FILE
     data = path.read_bytes()
@@ -75,7 +89,9 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
             identities.load(tmp_path, "g1", "b2")
 
 
-@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b"{}", b'{"crc": 0, "content": ""}', b"\xff\xfe\x00"])
+@pytest.mark.parametrize(
+    "content", [b"[]", b"3", b"null", b"{}", b'{"crc": 0, "content": ""}', b"\xff\xfe\x00"]
+)
 def test_an_invalid_identity_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(LogDamaged):
@@ -115,9 +131,20 @@ def test_release_020_reads_the_file_and_drops_the_generations(tmp_path: Path) ->
         ((0, 0), FOUND.folder, 1, True),
         ((4, 3), FOUND.folder, 0, True),
     ],
-    ids=["latest", "ahead", "older", "other folder", "0.2.0", "0.1.0", "copied before the upgrade", "copied before the downgrade"],
+    ids=[
+        "latest",
+        "ahead",
+        "older",
+        "other folder",
+        "0.2.0",
+        "0.1.0",
+        "copied before the upgrade",
+        "copied before the downgrade",
+    ],
 )
-def test_an_older_copy_of_a_folder_is_known(mine: tuple[int, int], folder: str, theirs: int, is_older: bool) -> None:
+def test_an_older_copy_of_a_folder_is_known(
+    mine: tuple[int, int], folder: str, theirs: int, is_older: bool
+) -> None:
     identity = replace(FOUND, generation=mine[0], registered=mine[1])
     assert identity.is_older_than(folder, theirs) is is_older
 

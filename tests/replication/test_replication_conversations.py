@@ -26,15 +26,29 @@ FILES = sorted((Path(__file__).parent / "conversations").glob("*.txt"))
 def say(message: Any) -> str:
     """A message in a few words."""
     if isinstance(message, Append):
-        what = "cut" if message.cut else f"entries to {message.last_index}" if message.runs else "alive"
+        what = (
+            "cut"
+            if message.cut
+            else f"entries to {message.last_index}"
+            if message.runs
+            else "alive"
+        )
         return f"Append {what} behind {message.prev_index} of epoch {message.prev_epoch}, commit {message.commit}"
     if isinstance(message, Ack):
         return f"Ack stored {message.stored}"
     if isinstance(message, Mismatch):
-        return "Mismatch " + " ".join(f"epoch {run.epoch} from {run.first}" for run in message.runs) + f", ends at {message.last_index}"
+        return (
+            "Mismatch "
+            + " ".join(f"epoch {run.epoch} from {run.first}" for run in message.runs)
+            + f", ends at {message.last_index}"
+        )
     if isinstance(message, Promise):
-        return f"Promise {message.epoch}, ends at {message.last_index} of epoch {message.last_epoch}"
-    return f"PromiseRequest {message.epoch}" if isinstance(message, PromiseRequest) else str(message)
+        return (
+            f"Promise {message.epoch}, ends at {message.last_index} of epoch {message.last_epoch}"
+        )
+    return (
+        f"PromiseRequest {message.epoch}" if isinstance(message, PromiseRequest) else str(message)
+    )
 
 
 class Script:
@@ -53,7 +67,12 @@ class Script:
 
     def _do_replicas(self, names: str, *logs: str) -> None:
         found = dict(each.split("=") for each in logs)
-        self.group = Group(names, logs={name: tuple(int(epoch) for epoch in log.split(",")) for name, log in found.items()})
+        self.group = Group(
+            names,
+            logs={
+                name: tuple(int(epoch) for epoch in log.split(",")) for name, log in found.items()
+            },
+        )
 
     def _do_campaign(self, name: str) -> None:
         self.group.campaign(name)
@@ -78,7 +97,9 @@ class Script:
             self.group.deliver()
         for name, core in self.group.core.items():
             log = "".join(f" {epoch}" for epoch in self.group.log[name].epochs)
-            self.lines.append(f"{name} {core.state.role.value}, log{log}, commit {core.state.commit}")
+            self.lines.append(
+                f"{name} {core.state.role.value}, log{log}, commit {core.state.commit}"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -87,7 +108,12 @@ def test_a_conversation(path: Path) -> None:
     said = ""
     for block in path.read_text().split("\n\n"):
         commands = [line for line in block.split("\n----")[0].splitlines() if line]
-        lines = [line for command in commands if not command.startswith("#") for line in script.run(command)]
+        lines = [
+            line
+            for command in commands
+            if not command.startswith("#")
+            for line in script.run(command)
+        ]
         said += "\n".join([*commands, *(["----", *lines] if lines else [])]) + "\n\n"
     said = said.rstrip() + "\n"
     if os.environ.get("QMQ_REWRITE"):

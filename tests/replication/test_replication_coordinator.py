@@ -34,7 +34,9 @@ ATTEMPTS = count(1)
 
 
 def coordinator(store: FaultyStore, name: str) -> Coordinator:
-    return Coordinator(store, "g", lambda: MasterRecord(name, 0), lambda: str(next(ATTEMPTS)), sleep=no_sleep)
+    return Coordinator(
+        store, "g", lambda: MasterRecord(name, 0), lambda: str(next(ATTEMPTS)), sleep=no_sleep
+    )
 
 
 async def test_the_first_one_founds_the_group_and_the_others_join_it(store: FaultyStore) -> None:
@@ -54,7 +56,9 @@ async def test_epochs_rise_by_one_and_each_has_one_owner(store: FaultyStore) -> 
     assert (state.master.replica, state.master.epoch) == ("b", 2)
 
 
-async def test_a_campaign_waits_once_for_a_winner_since_the_last_promise(store: FaultyStore) -> None:
+async def test_a_campaign_waits_once_for_a_winner_since_the_last_promise(
+    store: FaultyStore,
+) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     await a.bootstrap(VOTERS)
     assert await a.campaign(0) == Won(1, ReplicaMembership(1, VOTERS))
@@ -86,7 +90,9 @@ async def test_a_lost_request_is_read_back_as_not_won(store: FaultyStore) -> Non
     assert await a.campaign() == Won(1, ReplicaMembership(1, VOTERS))
 
 
-async def test_an_epoch_that_another_attempt_of_the_same_replica_won_is_not_ours(store: FaultyStore) -> None:
+async def test_an_epoch_that_another_attempt_of_the_same_replica_won_is_not_ours(
+    store: FaultyStore,
+) -> None:
     """The claim carries the attempt: the same replica, restarted, may be at the store too."""
     before, after = coordinator(store, "a"), coordinator(store, "a")
     await before.bootstrap(VOTERS)
@@ -112,8 +118,12 @@ async def test_an_epoch_comes_with_the_membership_of_the_same_moment(store: Faul
     assert await a.campaign() == Won(1, after)
 
 
-@pytest.mark.parametrize("faults", [[], [Fault.LOST], [Fault.UNANSWERED], [Fault.LOST, Fault.UNANSWERED, Fault.LOST]])
-async def test_a_change_is_repeated_until_its_outcome_is_certain(store: FaultyStore, faults: list[Fault]) -> None:
+@pytest.mark.parametrize(
+    "faults", [[], [Fault.LOST], [Fault.UNANSWERED], [Fault.LOST, Fault.UNANSWERED, Fault.LOST]]
+)
+async def test_a_change_is_repeated_until_its_outcome_is_certain(
+    store: FaultyStore, faults: list[Fault]
+) -> None:
     a = coordinator(store, "a")
     before = await a.bootstrap(VOTERS)
     await a.campaign()
@@ -126,7 +136,9 @@ async def test_a_change_is_repeated_until_its_outcome_is_certain(store: FaultySt
 
 
 @pytest.mark.parametrize("faults", [[], [Fault.LOST]])
-async def test_a_superseded_master_cannot_change_the_group(store: FaultyStore, faults: list[Fault]) -> None:
+async def test_a_superseded_master_cannot_change_the_group(
+    store: FaultyStore, faults: list[Fault]
+) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     before = await a.bootstrap(VOTERS)
     await a.campaign()
@@ -153,7 +165,9 @@ async def test_a_lease_that_ended_is_replaced_and_the_key_set_again(store: Fault
     assert (await read_group(store, "g")).master == state.master
 
 
-async def test_who_was_superseded_learns_it_and_does_not_set_the_key_again(store: FaultyStore) -> None:
+async def test_who_was_superseded_learns_it_and_does_not_set_the_key_again(
+    store: FaultyStore,
+) -> None:
     a, b = coordinator(store, "a"), coordinator(store, "b")
     await a.bootstrap(VOTERS)
     await a.campaign()
@@ -171,7 +185,9 @@ async def test_a_replay_removes_its_parked_key_and_leaves_other_epochs(store: Fa
     assert (await read_group(store, "g")).master is not None
     await a.resign(1)
     assert (await read_group(store, "g")).master is None
-    assert (await read_group(store, "g")).claim == EpochClaim(1, "a", (await read_group(store, "g")).claim.attempt)
+    assert (await read_group(store, "g")).claim == EpochClaim(
+        1, "a", (await read_group(store, "g")).claim.attempt
+    )
 
 
 async def test_a_campaign_that_cannot_reach_the_store_is_lost(store: FaultyStore) -> None:
@@ -199,7 +215,9 @@ async def test_the_store_is_put_to_use_by_compare_alone(store: FaultyStore) -> N
     seen: list[Sequence[Compare]] = []
     real = store.txn
 
-    async def txn(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
+    ) -> TxnResult:
         assert all(isinstance(each, Put) for each in success)
         seen.append(compares)
         return await real(compares, success, failure)

@@ -136,7 +136,10 @@ def test_a_replica_that_would_cut_what_is_committed_says_so_until_it_follows_aga
     core = group.core["a"]
     core.looked_up(0, 3)
     core.state.commit_to(2)
-    with pytest.raises(ProtocolViolation, match=r"a knows that the entries up to 2 are committed, .* after 1: acknowledged messages"):
+    with pytest.raises(
+        ProtocolViolation,
+        match=r"a knows that the entries up to 2 are committed, .* after 1: acknowledged messages",
+    ):
         group.step("b", "a", Append(2, 1, 1, 1, (EpochRun(2, 2),), 2, 2, True, (2,)))
     assert core.state.history.last_index == 2
     assert "the master b of epoch 2" in core.fork

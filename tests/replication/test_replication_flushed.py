@@ -16,7 +16,9 @@ def test_what_only_a_minority_flushed_is_committed_and_not_flushed() -> None:
     assert core.state.commit == last
     core.flushed(last)
     assert core.leader.flushed == 0
-    group.step("b", "a", Ack(core.state.promised, core.leader.peers["b"].round, last, last, last, last))
+    group.step(
+        "b", "a", Ack(core.state.promised, core.leader.peers["b"].round, last, last, last, last)
+    )
     assert core.leader.flushed == last
 
 
@@ -30,7 +32,11 @@ def test_a_slave_reports_at_once_a_flush_that_a_client_waits_for() -> None:
     slave.flushed(last)
     assert not slave.take().messages, "nobody waits: the next Ack is soon enough"
     slave.state.flushed_index = 0
-    slave.step(group.now_ms, "a", Append(epoch, slave.round, epoch, last, (), last, last, False, None, last))
+    slave.step(
+        group.now_ms,
+        "a",
+        Append(epoch, slave.round, epoch, last, (), last, last, False, None, last),
+    )
     assert slave.take().flush == last
     slave.flushed(last)
     said = [message for _, message in slave.take().messages]
@@ -39,7 +45,9 @@ def test_a_slave_reports_at_once_a_flush_that_a_client_waits_for() -> None:
 
 def test_figure_8_an_older_epochs_flushed_entries_do_not_count_alone() -> None:
     """Everybody's power is cut: an entry of an epoch in between would win against them."""
-    group = Group("abcde", logs={"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1,), "e": (1, 3)}, epoch=3)
+    group = Group(
+        "abcde", logs={"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1,), "e": (1, 3)}, epoch=3
+    )
     group.campaign("a")
     for name in "bc":
         group.step(name, "a", Promise(4, 2, 2, True))

@@ -60,10 +60,19 @@ class HistoryIsAList(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        assert self.history.last == (self.epochs[-1] if self.epochs else self.start_epoch, self.last)
+        assert self.history.last == (
+            self.epochs[-1] if self.epochs else self.start_epoch,
+            self.last,
+        )
         for index in range(self.start - 1, self.last + 2):
             place = index - self.start - 1
-            expected = self.epochs[place] if 0 <= place < len(self.epochs) else self.start_epoch if place == -1 else None
+            expected = (
+                self.epochs[place]
+                if 0 <= place < len(self.epochs)
+                else self.start_epoch
+                if place == -1
+                else None
+            )
             assert self.history.epoch_at(index) == expected, index
 
     @invariant()
@@ -72,7 +81,10 @@ class HistoryIsAList(RuleBasedStateMachine):
         built = History((), self.start, self.start, self.start_epoch)
         built.extend(self.history.between(self.start, middle), middle)
         built.extend(self.history.between(middle, self.last), self.last)
-        assert [built.epoch_at(index) for index in range(self.start, self.last + 1)] == [self.start_epoch, *self.epochs]
+        assert [built.epoch_at(index) for index in range(self.start, self.last + 1)] == [
+            self.start_epoch,
+            *self.epochs,
+        ]
 
     @invariant()
     def a_tail_is_the_same_log_from_later_on(self) -> None:
@@ -95,9 +107,15 @@ def two_logs(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     shared = sorted(draw(st.lists(st.integers(1, 4), max_size=8)))
     above = shared[-1] if shared else 1
     left_epochs = draw(st.sets(st.integers(above, above + 6)))
-    left = sorted(draw(st.lists(st.sampled_from(sorted(left_epochs)), max_size=6))) if left_epochs else []
+    left = (
+        sorted(draw(st.lists(st.sampled_from(sorted(left_epochs)), max_size=6)))
+        if left_epochs
+        else []
+    )
     right_epochs = [each for each in range(above + 1, above + 7) if each not in left]
-    right = sorted(draw(st.lists(st.sampled_from(right_epochs), max_size=6))) if right_epochs else []
+    right = (
+        sorted(draw(st.lists(st.sampled_from(right_epochs), max_size=6))) if right_epochs else []
+    )
     return shared + left, shared + right
 
 
@@ -112,7 +130,9 @@ def slow_divergence(ours: list[int], theirs: list[int], first: int) -> int | Non
 
 
 @given(two_logs(), st.integers(0, 12), st.integers(0, 12))
-def test_divergence_is_where_a_search_entry_by_entry_finds_it(logs: tuple[list[int], list[int]], gone_here: int, gone_there: int) -> None:
+def test_divergence_is_where_a_search_entry_by_entry_finds_it(
+    logs: tuple[list[int], list[int]], gone_here: int, gone_there: int
+) -> None:
     ours, theirs = logs
     here, there = history_of(ours), history_of(theirs)
     here.drop_before(min(gone_here, len(ours)) + 1)
@@ -123,6 +143,8 @@ def test_divergence_is_where_a_search_entry_by_entry_finds_it(logs: tuple[list[i
 
 
 @given(two_logs(), st.integers(1, 3))
-def test_with_only_a_tail_of_runs_divergence_is_found_or_known_to_be_unknown(logs: tuple[list[int], list[int]], runs: int) -> None:
+def test_with_only_a_tail_of_runs_divergence_is_found_or_known_to_be_unknown(
+    logs: tuple[list[int], list[int]], runs: int
+) -> None:
     ours, theirs = history_of(logs[0]), history_of(logs[1]).tail(runs)
     assert divergence(ours, theirs) == slow_divergence(*logs, theirs.start_index)

@@ -18,14 +18,22 @@ NAMES = "abcdefg"
 
 
 @given(st.integers(1, 7), st.dictionaries(st.sampled_from("abcdefgx"), st.integers(0, 9)))
-def test_the_quorum_index_is_the_highest_that_a_majority_holds(voters: int, held: dict[str, int]) -> None:
+def test_the_quorum_index_is_the_highest_that_a_majority_holds(
+    voters: int, held: dict[str, int]
+) -> None:
     membership = ReplicaMembership(1, tuple(NAMES[:voters]), ("x",))
-    slow = max(index for index in range(10) if membership.is_majority(name for name in NAMES[:voters] if held.get(name, 0) >= index))
+    slow = max(
+        index
+        for index in range(10)
+        if membership.is_majority(name for name in NAMES[:voters] if held.get(name, 0) >= index)
+    )
     assert membership.quorum_index(held) == slow
 
 
 @given(st.integers(1, 7), st.booleans())
-def test_any_majority_before_a_change_meets_any_majority_after_it(voters: int, is_added: bool) -> None:
+def test_any_majority_before_a_change_meets_any_majority_after_it(
+    voters: int, is_added: bool
+) -> None:
     before = ReplicaMembership(1, tuple(NAMES[:voters]), ("x",))
     after = before.with_voter("x") if is_added or voters == 1 else before.without("a")
     for left in combinations(before.voters, before.majority):
@@ -127,7 +135,9 @@ def test_while_a_change_is_under_way_both_majorities_must_hold_an_entry() -> Non
     group.pass_time(group.timing.heartbeat_ms, "a")
     for _ in range(6):
         group.deliver()
-    assert group.core["a"].state.commit == 2  # a, b and c are a majority of abcd, and a and c one of acd
+    assert (
+        group.core["a"].state.commit == 2
+    )  # a, b and c are a majority of abcd, and a and c one of acd
 
 
 def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() -> None:
@@ -143,7 +153,9 @@ def test_a_membership_change_waits_until_the_new_majority_holds_all_commits() ->
     group.carry_out("a")
     group.settle()
     assert group.core["a"].state.membership.voters == ("a", "c", "d", "e")
-    with pytest.raises(Unavailable):  # the entry is on a and c: with a and d, or a and e, there would be a majority without it
+    with pytest.raises(
+        Unavailable
+    ):  # the entry is on a and c: with a and d, or a and e, there would be a majority without it
         leader.propose(group.core["a"].state.membership.without("c"), group.now_ms)
     group.heal()
     group.beat()
@@ -182,7 +194,9 @@ def test_a_change_that_leaves_no_majority_of_answering_voters_is_refused() -> No
     leader = group.core["a"].leader
     assert leader is not None
     silent(group, "c")
-    with pytest.raises(NoQuorum, match=r"of the voters a, c would not answer: c; .*Remove c instead"):
+    with pytest.raises(
+        NoQuorum, match=r"of the voters a, c would not answer: c; .*Remove c instead"
+    ):
         leader.propose(group.membership.without("b"), group.now_ms)
     assert leader.change is None
     leader.propose(group.membership.without("c"), group.now_ms)
@@ -208,7 +222,10 @@ def test_what_a_replica_acknowledged_before_it_left_does_not_count_when_it_is_ba
     group.settle()
     late = Ack(leader.epoch, leader.peers["c"].round, 4, 4, 4)
     for after in (group.membership.without("c"), group.membership.without("c").with_learner("c")):
-        leader.propose(ReplicaMembership(leader.state.membership.version + 1, after.voters, after.learners), group.now_ms)
+        leader.propose(
+            ReplicaMembership(leader.state.membership.version + 1, after.voters, after.learners),
+            group.now_ms,
+        )
         leader.changed(leader.change)
     lost = Mismatch(leader.epoch, leader.peers["c"].round, 2, 0, 0, (EpochRun(leader.epoch, 1),), 2)
     for message in (lost, late):

@@ -23,13 +23,31 @@ from replication_world import Group
 from qmq.errors import ProtocolViolation
 
 
-def heartbeat(epoch: int, prev_epoch: int, prev_index: int, *, commit: int = 0, cut: bool = False, round: int = 0) -> Append:
+def heartbeat(
+    epoch: int,
+    prev_epoch: int,
+    prev_index: int,
+    *,
+    commit: int = 0,
+    cut: bool = False,
+    round: int = 0,
+) -> Append:
     return Append(epoch, round, prev_epoch, prev_index, (), prev_index, commit, cut, None)
 
 
 def entries(epoch: int, prev_epoch: int, prev_index: int, *epochs: int, commit: int = 0) -> Append:
     last = prev_index + len(epochs)
-    return Append(epoch, 0, prev_epoch, prev_index, (EpochRun(epochs[0], prev_index + 1),), last, commit, False, epochs)
+    return Append(
+        epoch,
+        0,
+        prev_epoch,
+        prev_index,
+        (EpochRun(epochs[0], prev_index + 1),),
+        last,
+        commit,
+        False,
+        epochs,
+    )
 
 
 # --- section 5.1: epochs -----------------------------------------------------------------------------------------------
@@ -305,7 +323,9 @@ def test_the_master_s_own_copy_counts_only_once_it_is_stored() -> None:
 
 def test_figure_8_an_older_epoch_s_entries_are_not_committed_by_counting() -> None:
     """(c) of the figure: S1 leads in epoch 4 and has brought its entry of epoch 2 to a majority; S5 may still replace it."""
-    group = Group("abcde", logs={"a": (1, 2), "b": (1, 2), "c": (1,), "d": (1,), "e": (1, 3)}, epoch=3)
+    group = Group(
+        "abcde", logs={"a": (1, 2), "b": (1, 2), "c": (1,), "d": (1,), "e": (1, 3)}, epoch=3
+    )
     group.campaign("a")
     for name in "bc":
         group.step(name, "a", Promise(4, 1, 1, True))

@@ -11,7 +11,19 @@ from qmq_replication.core import EPOCH_MAX, EPOCH_SLACK, EXCUSES_MAX
 from qmq_replication.driver import TICK_S
 from qmq_replication.history import EpochRun
 from qmq_replication.links import DIALS, LISTENS, PeerHello, ProofStep, is_proof, prove
-from qmq_replication.ready import Ack, Append, Campaign, LogReset, LookUp, Message, Mismatch, PromiseRequest, Refusal, Role, Timing
+from qmq_replication.ready import (
+    Ack,
+    Append,
+    Campaign,
+    LogReset,
+    LookUp,
+    Message,
+    Mismatch,
+    PromiseRequest,
+    Refusal,
+    Role,
+    Timing,
+)
 from replication_world import Group
 
 from qmq.errors import ProtocolViolation
@@ -23,7 +35,14 @@ FAR = 10**15
 
 @pytest.mark.parametrize("sender", ["x", "a"])
 @pytest.mark.parametrize(
-    "message", [PromiseRequest(2), Append(2, 0, 0, 0, (), 0, 0, False, None), LogReset(2, 0, 0, 0, 0, 0), Refusal(2), Ack(1, 0, 1, 1, 1)]
+    "message",
+    [
+        PromiseRequest(2),
+        Append(2, 0, 0, 0, (), 0, 0, False, None),
+        LogReset(2, 0, 0, 0, 0, 0),
+        Refusal(2),
+        Ack(1, 0, 1, 1, 1),
+    ],
 )
 def test_messages_of_strangers_are_ignored(sender: str, message: Message) -> None:
     group = Group()
@@ -109,7 +128,9 @@ def test_a_log_that_cannot_be_is_refused(runs: tuple[EpochRun, ...], start: int,
         ((EpochRun(1, 1),), 0),
     ],
 )
-def test_entries_that_do_not_follow_each_other_are_refused(runs: tuple[EpochRun, ...], last: int) -> None:
+def test_entries_that_do_not_follow_each_other_are_refused(
+    runs: tuple[EpochRun, ...], last: int
+) -> None:
     group = Group()
     with pytest.raises(ProtocolViolation, match="cannot follow each other in a log"):
         group.core["a"].step(0, "b", Append(2, 0, 0, 0, runs, last, 0, False, ()))
@@ -190,7 +211,12 @@ def test_a_malformed_introduction_is_refused(said: bytes) -> None:
             kind.unpack(memoryview(said))  # type: ignore[attr-defined]
 
 
-@given(st.dictionaries(st.sampled_from(["version", "group", "replica", "to", "nonce", "proof"]), st.none() | st.integers() | st.text()))
+@given(
+    st.dictionaries(
+        st.sampled_from(["version", "group", "replica", "to", "nonce", "proof"]),
+        st.none() | st.integers() | st.text(),
+    )
+)
 def test_any_hello_is_understood_or_refused(found: dict[str, object]) -> None:
     for kind in (PeerHello, ProofStep):
         try:

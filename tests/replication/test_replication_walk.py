@@ -23,7 +23,9 @@ class Walk:
         self.states = 0
         self.masters = 0
 
-    def go(self, group: Group, committed: dict[int, int], masters: dict[int, str], depth: int) -> None:
+    def go(
+        self, group: Group, committed: dict[int, int], masters: dict[int, str], depth: int
+    ) -> None:
         """Check, then try everything that may happen next."""
         committed, masters = dict(committed), dict(masters)
         self._check(group, committed, masters)
@@ -48,7 +50,13 @@ class Walk:
 
     def _key(self, group: Group, depth: int) -> object:
         cores = tuple(
-            (core.state.promised, core.state.role, core.state.commit, core.in_step, tuple(group.log[name].epochs))
+            (
+                core.state.promised,
+                core.state.role,
+                core.state.commit,
+                core.in_step,
+                tuple(group.log[name].epochs),
+            )
             for name, core in group.core.items()
         )
         return depth, cores, tuple(sorted(map(repr, group.queue)))
@@ -62,7 +70,9 @@ class Walk:
             for index in range(1, core.state.commit + 1):
                 epoch = core.state.history.epoch_at(index)
                 assert epoch is not None
-                assert committed.setdefault(index, epoch) == epoch, f"{index} was committed with another epoch"
+                assert committed.setdefault(index, epoch) == epoch, (
+                    f"{index} was committed with another epoch"
+                )
 
 
 @pytest.mark.sampled

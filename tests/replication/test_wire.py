@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from qmq_replication import wire
 from qmq_replication.history import EpochRun
 from qmq_replication.links import VERSION, PeerHello
-from qmq_replication.ready import Ack, Append, LogReset, Message, Mismatch, Probe, ProbeReply, Promise, PromiseRequest, Refusal, TakeOver
+from qmq_replication.ready import (
+    Ack,
+    Append,
+    LogReset,
+    Message,
+    Mismatch,
+    Probe,
+    ProbeReply,
+    Promise,
+    PromiseRequest,
+    Refusal,
+    TakeOver,
+)
 from support import ManualClock, intake
 
 from qmq.errors import CorruptBatch, ProtocolViolation
@@ -65,13 +77,22 @@ def append(tmp_path: Path) -> Append:
     return Append(1, 0, 0, 0, (EpochRun(1, 1),), stretch.last, 0, False, stretch.runs)
 
 
-def test_an_append_carries_log_bytes_as_they_lie_and_they_come_out_as_entries(append: Append) -> None:
+def test_an_append_carries_log_bytes_as_they_lie_and_they_come_out_as_entries(
+    append: Append,
+) -> None:
     found = wire.unpack(memoryview(sent(append)))
     assert isinstance(found, Append)
     assert found._replace(payload=None) == append._replace(payload=None)
     assert isinstance(found.payload, wire.LogStretch)
-    assert [b"".join(run.buffers) for run in found.payload.runs] == [b"".join(run.buffers) for run in append.payload]
-    assert [entry.envelope.index for entries in found.payload.entries for entry in entries] == [1, 2, 3, 4]
+    assert [b"".join(run.buffers) for run in found.payload.runs] == [
+        b"".join(run.buffers) for run in append.payload
+    ]
+    assert [entry.envelope.index for entries in found.payload.entries for entry in entries] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_an_append_whose_entries_were_changed_on_the_way_is_refused_whole(append: Append) -> None:
@@ -93,7 +114,11 @@ def test_an_append_that_was_cut_anywhere_is_refused(append: Append) -> None:
 
 
 def test_an_append_with_contradictory_fields_is_refused(append: Append) -> None:
-    for wrong in (append._replace(last_index=5), append._replace(prev_index=1), append._replace(payload=None)):
+    for wrong in (
+        append._replace(last_index=5),
+        append._replace(prev_index=1),
+        append._replace(payload=None),
+    ):
         with pytest.raises(CorruptBatch):
             wire.unpack(memoryview(sent(wrong)))
 
@@ -126,7 +151,12 @@ def test_messages_without_the_fields_for_flushes_are_understood() -> None:
     for older in (MESSAGES[4], MESSAGES[5]):
         number, fields = wire.pack(older)[0][0], list(older)
         head = msgspec.msgpack.encode(fields[:-1])
-        packed = bytes((number,)) + len(head).to_bytes(4, "little") + crc32c(bytes((number,)) + head).to_bytes(4, "little") + head
+        packed = (
+            bytes((number,))
+            + len(head).to_bytes(4, "little")
+            + crc32c(bytes((number,)) + head).to_bytes(4, "little")
+            + head
+        )
         assert plain(wire.unpack(memoryview(packed))) == plain(older)
 
 
@@ -144,14 +174,23 @@ def test_garbage_is_refused(data: bytes) -> None:
 
 
 _VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=10) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=10) | st.dictionaries(st.text(max_size=3), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
 
 @given(st.integers(0, 11), _VALUES, st.binary(max_size=40))
-def test_a_wrong_message_header_is_refused_or_at_least_harmless(kind: int, fields: object, rest: bytes) -> None:
+def test_a_wrong_message_header_is_refused_or_at_least_harmless(
+    kind: int, fields: object, rest: bytes
+) -> None:
     head = msgspec.msgpack.encode(fields)
     try:
         wire.unpack(memoryview(bytes([kind]) + len(head).to_bytes(4, "little") + head + rest))

@@ -50,4 +50,6 @@ def test_the_kernel_tells_the_cpu_time_of_a_process_with_all_its_threads() -> No
 
 
 def test_a_few_messages_are_measured_as_one_batch() -> None:
-    assert [security.batches(count, size) for count, size in ((1, 100), (1_999, 1_024), (200_000, 100))] == [1, 1, 100]
+    assert [
+        security.batches(count, size) for count, size in ((1, 100), (1_999, 1_024), (200_000, 100))
+    ] == [1, 1, 100]

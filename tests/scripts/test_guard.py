@@ -14,9 +14,13 @@ from guard import ROOT, environment
 from guard_verdict import compared
 
 
-@pytest.mark.parametrize(("now", "is_slower"), [(1.0, False), (1.09, False), (1.12, True), (0.5, False)])
+@pytest.mark.parametrize(
+    ("now", "is_slower"), [(1.0, False), (1.09, False), (1.12, True), (0.5, False)]
+)
 def test_more_than_a_tenth_more_cpu_time_is_slower(now: float, is_slower: bool) -> None:
-    assert [each.is_slower for each in compared({"publish": [1.0]}, {"publish": [now]})] == [is_slower]
+    assert [each.is_slower for each in compared({"publish": [1.0]}, {"publish": [now]})] == [
+        is_slower
+    ]
 
 
 def test_a_round_that_other_work_disturbed_does_not_count() -> None:
@@ -30,7 +34,9 @@ def test_each_row_is_judged_by_itself() -> None:
 
 
 def test_a_row_that_only_one_tree_has_is_not_compared() -> None:
-    assert [each.row for each in compared({"old": [1.0], "both": [1.0]}, {"both": [1.0], "new": [1.0]})] == ["both"]
+    assert [
+        each.row for each in compared({"old": [1.0], "both": [1.0]}, {"both": [1.0], "new": [1.0]})
+    ] == ["both"]
 
 
 LISTENS = """
@@ -42,7 +48,9 @@ while True:
 """
 
 
-def test_the_server_of_another_tree_runs_that_tree_s_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_of_another_tree_runs_that_tree_s_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "qmq" / "cli.py"
     program.parent.mkdir()
     (program.parent / "__init__.py").touch()

@@ -58,7 +58,9 @@ def counts_of(text: str) -> int:
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_a_worker_does_the_work_of_a_whole_benchmark(worker: httpx.Client, node_process: NodeProcess, is_ordered: bool) -> None:
+def test_a_worker_does_the_work_of_a_whole_benchmark(
+    worker: httpx.Client, node_process: NodeProcess, is_ordered: bool
+) -> None:
     driver = f"name: QMQ\ndriverClass: of.another.Worker\nserver: {node_process.start()}\ntopicNamePrefix: omb\nordered: {is_ordered}\n"
     assert worker.post("/initialize-driver", content=driver).status_code == 200
     topics = post(worker, "/create-topics", {"numberOfTopics": 2, "numberOfPartitionsPerTopic": 4})
@@ -81,25 +83,45 @@ def test_a_worker_does_the_work_of_a_whole_benchmark(worker: httpx.Client, node_
     received(worker, 4_000)
     period = worker.get("/period-stats").json()
     assert period["messageSendErrors"] == period["totalMessageSendErrors"] == 0
-    assert (period["bytesSent"], period["bytesReceived"]) == (period["messagesSent"] * 100, period["messagesReceived"] * 100 - 6 * 90)
-    assert counts_of(period["publishLatency"]) == counts_of(period["publishDelayLatency"]) == period["messagesSent"]
+    assert (period["bytesSent"], period["bytesReceived"]) == (
+        period["messagesSent"] * 100,
+        period["messagesReceived"] * 100 - 6 * 90,
+    )
+    assert (
+        counts_of(period["publishLatency"])
+        == counts_of(period["publishDelayLatency"])
+        == period["messagesSent"]
+    )
     assert 0 < counts_of(period["endToEndLatency"]) <= period["messagesReceived"]
-    assert counts_of(worker.get("/cumulative-latencies").json()["publishLatency"]) >= period["messagesSent"]
+    assert (
+        counts_of(worker.get("/cumulative-latencies").json()["publishLatency"])
+        >= period["messagesSent"]
+    )
     post(worker, "/reset-stats")
     post(worker, "/stop-all")
-    assert worker.get("/counters-stats").json() == {"messagesSent": 0, "messageSendErrors": 0, "messagesReceived": 0}
+    assert worker.get("/counters-stats").json() == {
+        "messagesSent": 0,
+        "messageSendErrors": 0,
+        "messagesReceived": 0,
+    }
 
 
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("/create-topics", b'{"numberOfTopics": 1, "numberOfPartitionsPerTopic": 1}', "POST /initialize-driver"),
+        (
+            "/create-topics",
+            b'{"numberOfTopics": 1, "numberOfPartitionsPerTopic": 1}',
+            "POST /initialize-driver",
+        ),
         ("/initialize-driver", b"- a list", "a driver's file is a mapping"),
         ("/start-load", b'{"payloadData": [], "publishRate": 1}', "needs payloads"),
         ("/adjust-publish-rate", b"fast", "could not convert"),
     ],
 )
-def test_a_wrong_call_is_answered_with_what_is_wrong(worker: httpx.Client, path: str, body: bytes, said: str) -> None:
+def test_a_wrong_call_is_answered_with_what_is_wrong(
+    worker: httpx.Client, path: str, body: bytes, said: str
+) -> None:
     answer = worker.post(path, content=body)
     assert (answer.status_code, said in answer.text) == (400, True), answer.text
 
@@ -113,7 +135,10 @@ def test_what_could_not_be_sent_in_time_is_sent_late_and_not_left_out() -> None:
 
 
 def test_keys_are_as_the_workload_says() -> None:
-    drawn = {kind: keys_of(kind, random.Random(1)) for kind in ("NO_KEY", "KEY_ROUND_ROBIN", "RANDOM_NANO")}
+    drawn = {
+        kind: keys_of(kind, random.Random(1))
+        for kind in ("NO_KEY", "KEY_ROUND_ROBIN", "RANDOM_NANO")
+    }
     first = {kind: [next(keys) for _ in range(20_000)] for kind, keys in drawn.items()}
     assert [len(set(each)) for each in first.values()][:2] == [1, 10_000]
     assert 8_000 < len(set(first["RANDOM_NANO"])) <= 10_000
@@ -121,12 +146,25 @@ def test_keys_are_as_the_workload_says() -> None:
         keys_of("SOME", random.Random(1))
 
 
-def test_a_worker_without_producers_takes_part_in_a_load(worker: httpx.Client, node_process: NodeProcess) -> None:
-    assert worker.post("/initialize-driver", content=f"server: {node_process.start()}\n").status_code == 200
+def test_a_worker_without_producers_takes_part_in_a_load(
+    worker: httpx.Client, node_process: NodeProcess
+) -> None:
+    assert (
+        worker.post("/initialize-driver", content=f"server: {node_process.start()}\n").status_code
+        == 200
+    )
     post(worker, "/create-producers", [])
     post(worker, "/create-consumers", {"topicsSubscriptions": []})
     post(worker, "/probe-producers")
-    post(worker, "/start-load", {"publishRate": 1_000.0, "keyDistributorType": "NO_KEY", "payloadData": [base64.b64encode(b"a").decode()]})
+    post(
+        worker,
+        "/start-load",
+        {
+            "publishRate": 1_000.0,
+            "keyDistributorType": "NO_KEY",
+            "payloadData": [base64.b64encode(b"a").decode()],
+        },
+    )
     post(worker, "/adjust-publish-rate", 2_000.0)
     assert worker.get("/period-stats").json()["messagesSent"] == 0
     post(worker, "/stop-all")
@@ -141,7 +179,11 @@ def test_latencies_are_counted_once_a_period_and_once_in_total() -> None:
     latencies.add("endToEndLatency", (6,))
     assert counts_of(latencies.total()["endToEndLatency"]) == 4
     assert counts_of(latencies.period()["endToEndLatency"]) == 1
-    assert counts_of(latencies.total()["endToEndLatency"]) == counts_of(encoded(Counter(), END_TO_END_US_MAX)) == 0
+    assert (
+        counts_of(latencies.total()["endToEndLatency"])
+        == counts_of(encoded(Counter(), END_TO_END_US_MAX))
+        == 0
+    )
 
 
 def test_end_to_end_latencies_are_whole_milliseconds_above_zero() -> None:

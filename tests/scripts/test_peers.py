@@ -33,7 +33,9 @@ def test_lost_and_repeated_messages_are_counted() -> None:
 
 def test_a_rate_is_that_of_the_slowest_side() -> None:
     reports = [{"seconds": 2.0, "cpu_s": 1.0}, {"seconds": 4.0, "cpu_s": 0.5}]
-    found = verdict.figures_of(reports, 0.25, Row("r", "publish", consumers=1), verdict.Compared(1_000_000, 0, 0))
+    found = verdict.figures_of(
+        reports, 0.25, Row("r", "publish", consumers=1), verdict.Compared(1_000_000, 0, 0)
+    )
     assert (found["messages/s"], found["server, us"], found["clients, us"]) == (250_000, 0.25, 1.5)
 
 
@@ -53,7 +55,10 @@ def whole() -> dict[str, object]:
     def figures(rate: float) -> list[verdict.Figures]:
         return [{"messages/s": rate, "lost": 0, "twice": 0}]
 
-    rows = {"won": {"QMQ": figures(3e6), "Kafka": figures(1e6), "NATS": figures(2e6)}, "lost": {"QMQ": figures(1e5), "NATS": figures(2e5)}}
+    rows = {
+        "won": {"QMQ": figures(3e6), "Kafka": figures(1e6), "NATS": figures(2e6)},
+        "lost": {"QMQ": figures(1e5), "NATS": figures(2e5)},
+    }
     return {
         **{
             "command": "scripts/bench --peers",
@@ -71,7 +76,10 @@ def whole() -> dict[str, object]:
 
 def test_the_short_table_has_the_best_peer_of_each_row_and_the_rows_that_we_lose() -> None:
     lines = page.short(whole()).splitlines()[2:]
-    assert lines == ["| won | 3 M/s | NATS | 2 M/s | 1.5 |", "| **lost** | 100 k/s | NATS | 200 k/s | **0.5** |"]
+    assert lines == [
+        "| won | 3 M/s | NATS | 2 M/s | 1.5 |",
+        "| **lost** | 100 k/s | NATS | 200 k/s | **0.5** |",
+    ]
 
 
 def test_blocks_of_a_page_come_from_the_record() -> None:
@@ -86,9 +94,13 @@ def test_blocks_of_a_page_come_from_the_record() -> None:
 def test_each_page_says_what_the_record_says(name: str) -> None:
     text = (ROOT / name).read_text() if (ROOT / name).exists() else ""
     if page.RECORD.exists():
-        assert page.filled(text, json.loads(page.RECORD.read_text())) == text, "run `python bench/peers/page.py`"
+        assert page.filled(text, json.loads(page.RECORD.read_text())) == text, (
+            "run `python bench/peers/page.py`"
+        )
     else:
-        assert "<!-- peers:" not in text, "a block of figures needs docs/peers.json: scripts/bench --peers --record"
+        assert "<!-- peers:" not in text, (
+            "a block of figures needs docs/peers.json: scripts/bench --peers --record"
+        )
 
 
 def test_each_run_begins_with_another_system_and_has_all() -> None:
@@ -113,10 +125,14 @@ def test_rows_have_names_of_their_own_and_needs_that_some_system_offers() -> Non
     ],
     ids=lambda row: row.name,
 )
-def test_a_real_node_is_measured_and_all_that_it_acknowledged_arrives(row: Row, tmp_path: Path) -> None:
+def test_a_real_node_is_measured_and_all_that_it_acknowledged_arrives(
+    row: Row, tmp_path: Path
+) -> None:
     server = servers.qmq(tmp_path)
     try:
-        found = Session(servers.PEERS[0], server, Path(sys.executable), is_flushed=row.is_flushed).measure(row, Times(0.05, 0.2))
+        found = Session(
+            servers.PEERS[0], server, Path(sys.executable), is_flushed=row.is_flushed
+        ).measure(row, Times(0.05, 0.2))
     finally:
         server.stop()
     assert found["messages/s"] > 0
@@ -147,13 +163,23 @@ class FakeJob:
             return
         way = command[name]
         options = way["options"]
-        place = way["format"], options.get("topic") or options.get("subscribe") or options.get("subject") or options["path"]
+        place = (
+            way["format"],
+            options.get("topic")
+            or options.get("subscribe")
+            or options.get("subject")
+            or options["path"],
+        )
         self.asked.append((name, way["format"]))
         times = command.get("at_least", 1)
         if name == "write":
-            self._stored[place] = self._stored.get(place, 0) + times * (100 - (way["format"] == self._forgets))
+            self._stored[place] = self._stored.get(place, 0) + times * (
+                100 - (way["format"] == self._forgets)
+            )
         found = self._stored[place]
-        self._answer = {"done": [found, found * HASHES] if name == "count" else [times, 0.5 * times]}
+        self._answer = {
+            "done": [found, found * HASHES] if name == "count" else [times, 0.5 * times]
+        }
         if name == "read" and way["format"] == self._fails:
             self._answer = {"failed": "no such reader"}
 
@@ -175,7 +201,10 @@ def spark_figures(job: FakeJob, row: SparkRow, run: int = 0) -> dict[str, Any]:
     return found
 
 
-READS, WRITES = SparkRow("read", 100, spark_rows.BROKERS), SparkRow("write", 100, spark_rows.SINKS, writes=True)
+READS, WRITES = (
+    SparkRow("read", 100, spark_rows.BROKERS),
+    SparkRow("write", 100, spark_rows.SINKS, writes=True),
+)
 
 
 @pytest.mark.parametrize("row", [READS, WRITES], ids=lambda row: row.name)
@@ -183,7 +212,9 @@ def test_a_spark_row_has_a_rate_for_each_system_and_alternates(row: SparkRow) ->
     job = FakeJob()
     found = spark_figures(job, row)
     assert set(found) == {"QMQ", "Parquet"}
-    assert all((said["messages/s"], said["lost"], said["twice"]) == (200, 0, 0) for said in found.values())
+    assert all(
+        (said["messages/s"], said["lost"], said["twice"]) == (200, 0, 0) for said in found.values()
+    )
     worked = [form for name, form in job.asked if name == row.name]
     assert worked[-6:] == ["qmq", "parquet", "parquet", "qmq", "qmq", "parquet"]
 
@@ -201,7 +232,11 @@ def test_a_system_that_spark_cannot_read_is_left_out_and_the_others_are_measured
 
 
 def test_each_system_of_a_spark_row_can_store_rows_and_count_them() -> None:
-    assert {system for row in SPARK_ROWS for system in row.ways} == set(spark_rows.SINKS) == set(spark_rows.BROKERS)
+    assert (
+        {system for row in SPARK_ROWS for system in row.ways}
+        == set(spark_rows.SINKS)
+        == set(spark_rows.BROKERS)
+    )
     assert {row.size for row in SPARK_ROWS} == set(spark_rows.COUNTS)
     assert set(spark_rows.SINKS) == {*spark_rows.SYSTEMS, "QMQ"}
 
@@ -211,7 +246,9 @@ def test_processes_of_spark_that_ended_take_no_time_back() -> None:
 
 
 def test_all_descendants_of_a_process_are_counted() -> None:
-    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as shell:
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    ) as shell:
         assert shell.stdout is not None
         child = int(shell.stdout.readline())
         try:

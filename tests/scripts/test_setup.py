@@ -31,11 +31,18 @@ def installed(project: Path, *lock: str) -> list[str]:
     """The lock files that scripts/setup installs."""
     (project / "asked").write_text("")
     subprocess.run([project / "scripts" / "setup", *lock], check=True, capture_output=True)
-    return [line.split()[-1] for line in (project / "asked").read_text().splitlines() if "-r" in line.split()]
+    return [
+        line.split()[-1]
+        for line in (project / "asked").read_text().splitlines()
+        if "-r" in line.split()
+    ]
 
 
 def test_the_lock_file_that_is_asked_for_is_installed_once(project: Path) -> None:
-    assert installed(project, "requirements-demo.lock") == ["requirements-build.lock", "requirements-demo.lock"]
+    assert installed(project, "requirements-demo.lock") == [
+        "requirements-build.lock",
+        "requirements-demo.lock",
+    ]
     assert installed(project, "requirements-demo.lock") == []
 
 
@@ -48,5 +55,8 @@ def test_the_demo_renews_an_outdated_environment_for_development_as_such(project
     """The versions of the demo do not all fit development: pip complained about them on standard error."""
     installed(project)
     (project / "pyproject.toml").write_text("changed")
-    assert installed(project, "requirements-demo.lock") == ["requirements-build.lock", "requirements.lock"]
+    assert installed(project, "requirements-demo.lock") == [
+        "requirements-build.lock",
+        "requirements.lock",
+    ]
     assert installed(project) == []

@@ -17,9 +17,16 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "sizing.py"
 LOAD = Workload(rate=100_000, body_bytes=1024, replicas=3, groups=1)
 
 
-@pytest.mark.parametrize(("body_bytes", "replicas", "measured_us"), [(100, 1, 0.27), (1024, 1, 1.57), (100, 3, 0.36), (1024, 3, 2.40)])
-def test_storing_costs_what_was_measured(body_bytes: int, replicas: int, measured_us: float) -> None:
-    found = size_of(Workload(rate=1e6, body_bytes=body_bytes, replicas=replicas, groups=0, batch=1_000_000))
+@pytest.mark.parametrize(
+    ("body_bytes", "replicas", "measured_us"),
+    [(100, 1, 0.27), (1024, 1, 1.57), (100, 3, 0.36), (1024, 3, 2.40)],
+)
+def test_storing_costs_what_was_measured(
+    body_bytes: int, replicas: int, measured_us: float
+) -> None:
+    found = size_of(
+        Workload(rate=1e6, body_bytes=body_bytes, replicas=replicas, groups=0, batch=1_000_000)
+    )
     assert found.master_cores == pytest.approx(measured_us, rel=0.05)
 
 
@@ -30,7 +37,10 @@ def test_each_group_more_costs_a_delivery_more() -> None:
 
 
 def test_lone_messages_cost_many_times_what_batches_do() -> None:
-    assert size_of(replace(LOAD, batch=1)).master_cores > 10 * size_of(replace(LOAD, batch=1000)).master_cores
+    assert (
+        size_of(replace(LOAD, batch=1)).master_cores
+        > 10 * size_of(replace(LOAD, batch=1000)).master_cores
+    )
 
 
 def test_the_disk_holds_the_retention_and_a_single_replica_has_no_slave() -> None:

@@ -31,7 +31,19 @@ from qmq_replication.election import Election
 from qmq_replication.leader import Leader, PeerProgress
 from qmq_replication.links import InboundConnection, InboundLink, InboundLinks, PeerHello
 from qmq_replication.membership import ReplicaMembership
-from qmq_replication.ready import Ack, Append, DurableState, LogReset, Mismatch, Promise, PromiseRequest, Ready, Refusal, ReplicaState, Role
+from qmq_replication.ready import (
+    Ack,
+    Append,
+    DurableState,
+    LogReset,
+    Mismatch,
+    Promise,
+    PromiseRequest,
+    Ready,
+    Refusal,
+    ReplicaState,
+    Role,
+)
 
 from qmq.errors import CoordinationUnknown
 from qmq.wire.frame import Frame, FrameKind
@@ -111,7 +123,9 @@ in_leader("commit without the others", quorum_index=lambda self: self.state.stor
 
 
 def _held(self: Leader) -> dict[str, int]:
-    return {self.state.name: self.state.stored_index()} | {name: peer.match for name, peer in self.peers.items()}
+    return {self.state.name: self.state.stored_index()} | {
+        name: peer.match for name, peer in self.peers.items()
+    }
 
 
 def _half(self: Leader) -> int:
@@ -126,12 +140,16 @@ def _learners_too(self: Leader) -> int:
 
 def _any_while_changing(self: Leader) -> int:
     held = _held(self)
-    return max(held.values()) if self.change is not None else self.state.membership.quorum_index(held)
+    return (
+        max(held.values()) if self.change is not None else self.state.membership.quorum_index(held)
+    )
 
 
 in_leader("count half as a majority", quorum_index=_half)
 in_leader("count learners", quorum_index=_learners_too)
-in_leader("commit without a majority while the membership changes", quorum_index=_any_while_changing)
+in_leader(
+    "commit without a majority while the membership changes", quorum_index=_any_while_changing
+)
 
 
 def _sent_is_stored(self: Leader, sender: str, ack: Ack) -> None:
@@ -202,7 +220,9 @@ def _promise_everyone(self: Replica, sender: str, request: PromiseRequest) -> No
     if request.epoch < self.state.promised:
         self.state.send(sender, Refusal(self.state.promised))
     else:
-        self.state.send(sender, Promise(request.epoch, *self.state.history.last, self.state.may_count))
+        self.state.send(
+            sender, Promise(request.epoch, *self.state.history.last, self.state.may_count)
+        )
 
 
 def _brag(self: Replica, sender: str, request: PromiseRequest) -> None:
@@ -238,8 +258,13 @@ def _by_length(self: Election) -> str | None:
     return best if best is not None and judges[best] > self._state.history.last_index else None
 
 
-in_election("let a replica that forgot have a say", _judges=_judge_all, _could_fence=lambda self: True)
-in_election("let learners promise for voters", has_quorum=lambda self: len(self._promises) >= self._state.membership.majority)
+in_election(
+    "let a replica that forgot have a say", _judges=_judge_all, _could_fence=lambda self: True
+)
+in_election(
+    "let learners promise for voters",
+    has_quorum=lambda self: len(self._promises) >= self._state.membership.majority,
+)
 in_election("compare logs by length alone", ahead=_by_length)
 
 
@@ -250,12 +275,16 @@ def _whole_at_first_word(self: Replica) -> None:
 
 
 def _whole_by_old_commit(self: Replica) -> None:
-    if not self.state.may_count and self.state.stored_index() >= max(self.master_commit, self.state.resetting_until):
+    if not self.state.may_count and self.state.stored_index() >= max(
+        self.master_commit, self.state.resetting_until
+    ):
         _whole_at_first_word(self)
 
 
 in_replica("be whole again at the first word from a master", _become_whole=_whole_at_first_word)
-in_replica("be whole again before this epoch committed anything", _become_whole=_whole_by_old_commit)
+in_replica(
+    "be whole again before this epoch committed anything", _become_whole=_whole_by_old_commit
+)
 
 
 def _by_index(self: Replica, message: Append) -> bool:
@@ -317,8 +346,13 @@ async def _by_epoch(self: Coordinator, claim: EpochClaim) -> bool:
     return key is not None and EpochClaim.decode(key.value).epoch == claim.epoch
 
 
-async def _blind(self: Coordinator, state: BrokerGroupState, claim: EpochClaim, lease: LeaseId) -> bool:
-    puts = [Put(group_key("g", "epoch"), claim.encode()), Put(group_key("g", "master"), self._master(claim), lease)]
+async def _blind(
+    self: Coordinator, state: BrokerGroupState, claim: EpochClaim, lease: LeaseId
+) -> bool:
+    puts = [
+        Put(group_key("g", "epoch"), claim.encode()),
+        Put(group_key("g", "master"), self._master(claim), lease),
+    ]
     try:
         return (await self._store.txn([], puts)).succeeded
     except CoordinationUnknown:
@@ -330,7 +364,9 @@ in_coordinator("read a lost answer back by its epoch alone", is_ours=_by_epoch)
 in_coordinator("put the epoch without comparing", _claim_epoch=_blind)
 
 
-async def _change_blindly(self: Coordinator, before: ReplicaMembership, after: ReplicaMembership) -> ReplicaMembership | None:
+async def _change_blindly(
+    self: Coordinator, before: ReplicaMembership, after: ReplicaMembership
+) -> ReplicaMembership | None:
     try:
         await self._store.txn([], [Put(group_key("g", "members"), after.encode())])
     except CoordinationUnknown:
@@ -338,10 +374,20 @@ async def _change_blindly(self: Coordinator, before: ReplicaMembership, after: R
     return after
 
 
-in_coordinator("change the membership without comparing, and give up on a lost answer", change=_change_blindly)
-in_leader("change the membership while a change is under way", may_change=lambda self: self.is_serving)
-in_leader("change the membership before the last change has a majority", may_change=lambda self: self.change is None and self.is_serving)
-in_leader("remove a voter though too few of those that stay are there", _require_majority=lambda self, after: None)
+in_coordinator(
+    "change the membership without comparing, and give up on a lost answer", change=_change_blindly
+)
+in_leader(
+    "change the membership while a change is under way", may_change=lambda self: self.is_serving
+)
+in_leader(
+    "change the membership before the last change has a majority",
+    may_change=lambda self: self.change is None and self.is_serving,
+)
+in_leader(
+    "remove a voter though too few of those that stay are there",
+    _require_majority=lambda self, after: None,
+)
 in_leader("change the membership before serving", may_change=lambda self: self.change is None)
 
 
@@ -367,7 +413,9 @@ def _promise_on_a_full_disk(self: Node, ready: Ready) -> None:
     self._go_on(ready)
 
 
-in_node("promise although the disk has no room for the promise", _wait_for_room=_promise_on_a_full_disk)
+in_node(
+    "promise although the disk has no room for the promise", _wait_for_room=_promise_on_a_full_disk
+)
 
 
 def _send_first(self: Node, ready: Ready) -> None:
@@ -393,7 +441,9 @@ def _keep_durable(self: Replica, index: int) -> None:
     self.state.ready.truncate = index
 
 
-in_replica("cut entries, but still count them as stored, and cut committed ones", truncate=_keep_durable)
+in_replica(
+    "cut entries, but still count them as stored, and cut committed ones", truncate=_keep_durable
+)
 
 # --- what recovery must know -------------------------------------------------------------------------------------------
 

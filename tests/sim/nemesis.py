@@ -94,12 +94,16 @@ WEAK_MOMENTS = ("outrun", "amnesia", "provoke", "usurp", "usurp", "shrink", "sto
 def draw(random: Random, minutes: int) -> Plan:
     """A different plan for each seed."""
     is_obsessed = random.random() < 0.4
-    kinds = random.sample(FAULTS, random.randint(0, 2) if is_obsessed else random.randint(4, len(FAULTS)))
+    kinds = random.sample(
+        FAULTS, random.randint(0, 2) if is_obsessed else random.randint(4, len(FAULTS))
+    )
     if is_obsessed:
         kinds.append(random.choice(WEAK_MOMENTS))
     inflight = random.choice((1, 4, 24))
     beside = Random()
-    beside.setstate(random.getstate())  # so that the other seeds tell the same story with and without this fault
+    beside.setstate(
+        random.getstate()
+    )  # so that the other seeds tell the same story with and without this fault
     return Plan(
         voters=random.choice((3, 5) if is_obsessed else (3, 3, 5)),
         is_sync=random.random() < 0.6,
@@ -157,7 +161,9 @@ class Nemesis:
         random = self._world.random
         if self._plan.faults and not self._simulation.is_calm:
             self.strike(random.choice(self._plan.faults))
-            self._world.after(1 + int(random.expovariate(1 / self._plan.fault_every_ms)), self.begin)
+            self._world.after(
+                1 + int(random.expovariate(1 / self._plan.fault_every_ms)), self.begin
+            )
 
     def strike(self, kind: str) -> None:
         """One fault."""
@@ -196,8 +202,16 @@ class Nemesis:
     # --- helpers -------------------------------------------------------------------------------------------------------
 
     def _master(self) -> Node | None:
-        leaders = [node for node in self._nodes.values() if node.core is not None and node.core.leader is not None]
-        return max(leaders, key=lambda node: node.core.state.promised if node.core is not None else 0, default=None)
+        leaders = [
+            node
+            for node in self._nodes.values()
+            if node.core is not None and node.core.leader is not None
+        ]
+        return max(
+            leaders,
+            key=lambda node: node.core.state.promised if node.core is not None else 0,
+            default=None,
+        )
 
     def _later(self, act: Callable[..., object], *args: Any) -> None:
         self._world.after(self._world.random.randint(200, 15_000), act, *args)
@@ -214,7 +228,9 @@ class Nemesis:
 
     def _may_lose(self, name: str, members: ReplicaMembership) -> bool:
         """Whether a majority of voters with complete state is left if this one loses its state. The contract requires that."""
-        whole = [each for each in members.voters if each != name and not self._nodes[each].is_doubtful]
+        whole = [
+            each for each in members.voters if each != name and not self._nodes[each].is_doubtful
+        ]
         return len(whole) >= members.majority
 
     # --- processes and disks -------------------------------------------------------------------------------------------
@@ -262,11 +278,21 @@ class Nemesis:
     def _do_retention(self, node: Node, _: ReplicaMembership) -> None:
         """Forget what is committed, up to some point."""
         core = node.core
-        if core is not None and not core.state.resetting_until and core.state.commit - node.disk.image.start >= 4:
-            self._forget_before(node, self._world.random.randint(node.disk.image.start + 1, core.state.commit - 1))
+        if (
+            core is not None
+            and not core.state.resetting_until
+            and core.state.commit - node.disk.image.start >= 4
+        ):
+            self._forget_before(
+                node, self._world.random.randint(node.disk.image.start + 1, core.state.commit - 1)
+            )
 
     def _forget_before(self, node: Node, index: int) -> None:
-        if node.core is not None and not node.core.state.resetting_until and node.disk.image.start < index <= node.core.state.commit:
+        if (
+            node.core is not None
+            and not node.core.state.resetting_until
+            and node.disk.image.start < index <= node.core.state.commit
+        ):
             node.disk.write("drop", index)
             node.core.state.history.drop_before(index + 1)
 
@@ -299,7 +325,11 @@ class Nemesis:
         self._world.after(1_000, self._forget, node)
         self._world.after(1_020, node.start)
         self._world.after(flow_ms, self._network.flow_backwards, (node.name, master.name), 200)
-        self._world.after(flow_ms + self._world.random.randint(10, 60), self._network.cut.add, (master.name, node.name))
+        self._world.after(
+            flow_ms + self._world.random.randint(10, 60),
+            self._network.cut.add,
+            (master.name, node.name),
+        )
         self._world.after(flow_ms + 500, self._network.heal)
 
     def _forget(self, node: Node) -> None:
@@ -333,10 +363,17 @@ class Nemesis:
 
     def _do_swizzle(self, _: Node, members: ReplicaMembership) -> None:
         """FoundationDB's fault: stop links one by one, and restore them in another order."""
-        links = [(a, b) for a in members.replicas for b in members.replicas if a != b and self._world.random.random() < 0.5]
+        links = [
+            (a, b)
+            for a in members.replicas
+            for b in members.replicas
+            if a != b and self._world.random.random() < 0.5
+        ]
         for number, link in enumerate(links):
             self._world.after(number * 100, self._network.clog, link)
-            self._world.after(len(links) * 100 + self._world.random.randint(0, 5_000), self._network.flow, link)
+            self._world.after(
+                len(links) * 100 + self._world.random.randint(0, 5_000), self._network.flow, link
+            )
 
     # --- the coordination store ----------------------------------------------------------------------------------------
 
@@ -399,11 +436,19 @@ class Nemesis:
         if master is None:
             return
         friends = [name for name in members.voters if name != master.name]
-        left = {master.name, *self._world.random.sample(friends, self._world.random.randint(0, max(len(friends) // 2 - 1, 0)))}
+        left = {
+            master.name,
+            *self._world.random.sample(
+                friends, self._world.random.randint(0, max(len(friends) // 2 - 1, 0))
+            ),
+        }
         self._network.split(left, set(self._nodes) - left)
         self._network.tell_of_loss(master.name)
         if self._plan.fills:
-            self._fill(self._world.random.choice([name for name in members.voters if name not in left]), takes_state=False)
+            self._fill(
+                self._world.random.choice([name for name in members.voters if name not in left]),
+                takes_state=False,
+            )
         self.etcd_cut.add(master.name)
         self._later(self.etcd_cut.discard, master.name)
         self._later(self._network.heal)
@@ -415,11 +460,17 @@ class Nemesis:
         master = self._master()
         if master is None or len(members.voters) < 5:
             return
-        others = [name for name in self._world.random.sample(members.voters, len(members.voters)) if name != master.name]
+        others = [
+            name
+            for name in self._world.random.sample(members.voters, len(members.voters))
+            if name != master.name
+        ]
         for name in others[:2]:
             self._network.cut.add((master.name, name))
         self._world.after(1_500, self._operate, "leave", others[2])
-        self._world.after(1_500 + self._world.random.randint(60, 400), self._operate, "leave", others[3])
+        self._world.after(
+            1_500 + self._world.random.randint(60, 400), self._operate, "leave", others[3]
+        )
         self._world.after(2_200, self._network.heal)
         self._world.after(2_200, self._do_kill, master, members)
 
@@ -436,7 +487,13 @@ class Nemesis:
             self._leave_one(node)
         elif random.random() < self._plan.regicide:
             self._faults["new master struck"] += 1
-            strikes = (self._do_kill, self._isolate_now, self._isolate_now, self._do_isolate_out, self._do_pause)
+            strikes = (
+                self._do_kill,
+                self._isolate_now,
+                self._isolate_now,
+                self._do_isolate_out,
+                self._do_pause,
+            )
             self._soon(random.choice(strikes), node, self._simulation.membership)
 
     def has_committed(self, node: Node) -> None:
@@ -445,7 +502,11 @@ class Nemesis:
             self._usurper = ""
             self._world.after(0, self._do_kill, node, self._simulation.membership)
             self._world.after(0, self._network.heal)
-        if self._plan.regicide and self._world.random.random() < self._plan.regicide / 30 and not self._simulation.is_calm:
+        if (
+            self._plan.regicide
+            and self._world.random.random() < self._plan.regicide / 30
+            and not self._simulation.is_calm
+        ):
             self._faults["master struck as it committed"] += 1
             self._world.after(0, self._do_kill, node, self._simulation.membership)
 
@@ -464,16 +525,24 @@ class Nemesis:
         self._network.heal()
         for name in self._friends:
             self._network.isolate(name)
-        self._world.after(self._world.random.randint(300, 900), self._do_provoke, old, self._simulation.membership)
+        self._world.after(
+            self._world.random.randint(300, 900), self._do_provoke, old, self._simulation.membership
+        )
         self._later(self._network.heal)
 
     def _leave_one(self, node: Node) -> None:
         """Only one of the replicas that promised hears the master that returned."""
         self._returning = ""
-        others = [name for name in self._simulation.membership.voters if name != node.name and name not in self._friends]
+        others = [
+            name
+            for name in self._simulation.membership.voters
+            if name != node.name and name not in self._friends
+        ]
         if others:
             kept = self._world.random.choice(others)
-            self._network.cut |= {(node.name, name) for name in self._nodes if name not in (node.name, kept)}
+            self._network.cut |= {
+                (node.name, name) for name in self._nodes if name not in (node.name, kept)
+            }
             self._world.after(400, self._network.heal)
 
     def _restore(self, node: Node) -> None:

@@ -84,10 +84,16 @@ class Stranger:
         """Attack until `calm`."""
         if self._simulation.seed % SEEDS_EACH == 0 and not self._simulation.is_calm:
             self._strike()
-            self._simulation.world.after(1 + int(self._random.expovariate(1 / EVERY_MS)), self.begin)
+            self._simulation.world.after(
+                1 + int(self._random.expovariate(1 / EVERY_MS)), self.begin
+            )
 
     def _strike(self) -> None:
-        nodes = [node for node in self._simulation.nodes.values() if node.core is not None and not node.is_paused]
+        nodes = [
+            node
+            for node in self._simulation.nodes.values()
+            if node.core is not None and not node.is_paused
+        ]
         if not nodes:
             return
         node = self._random.choice(nodes)
@@ -114,7 +120,17 @@ class Stranger:
             Promise(epoch, 0, 0, True),
             Append(epoch, 0, core.state.history.last_epoch, last, (), last, last, False, None),
             Append(epoch + 1, 0, 0, 0, (), 0, 0, True, None),
-            Append(epoch + 1, 0, core.state.history.last_epoch, last, (run,), last + 1, last + 1, False, (Entry(epoch + 1, -1),)),
+            Append(
+                epoch + 1,
+                0,
+                core.state.history.last_epoch,
+                last,
+                (run,),
+                last + 1,
+                last + 1,
+                False,
+                (Entry(epoch + 1, -1),),
+            ),
             LogReset(epoch + 1, 0, 0, 0, [0, 0], 0),
             Ack(epoch, 0 if peer is None else peer.round, last, last, last),
             Ack(epoch, 0, 1 << 40, 1 << 40, last),
@@ -125,10 +141,19 @@ class Stranger:
         """Proofs for another connection, another direction or another secret."""
         hello = PeerHello("g", name, node.name, "nonce")
         proof = self._random.choice(
-            [prove(*each) for each in ((SECRET, DIALS, hello, "before"), (SECRET, LISTENS, hello, "before"), (b"guess", DIALS, hello, ""))]
+            [
+                prove(*each)
+                for each in (
+                    (SECRET, DIALS, hello, "before"),
+                    (SECRET, LISTENS, hello, "before"),
+                    (b"guess", DIALS, hello, ""),
+                )
+            ]
         )
         try:
-            arrival = node.arrivals.accept(_frame(FrameKind.REPLICA_HELLO, hello.pack()), NoConnection())
+            arrival = node.arrivals.accept(
+                _frame(FrameKind.REPLICA_HELLO, hello.pack()), NoConnection()
+            )
             arrival.take(_frame(FrameKind.REPLICA_HELLO, ProofStep(proof=proof).pack()))
             arrival.take(Frame(FrameKind.REPLICA, 0, 0, message))  # type: ignore[arg-type]
         except (ProtocolViolation, Unavailable):
@@ -216,7 +241,12 @@ class Node:
         """Whether the replica may lack entries that it acknowledged, and knows that now or will know at its next start."""
         state = self.disk.state
         forgot = self._lost_power and not self.plan.is_sync
-        return not state.is_whole or state.resetting_until > 0 or self.disk.folder != self._folder or forgot
+        return (
+            not state.is_whole
+            or state.resetting_until > 0
+            or self.disk.folder != self._folder
+            or forgot
+        )
 
     @property
     def is_stuck(self) -> bool:
@@ -241,7 +271,12 @@ class Node:
         self._committed_to = 0
         store = self.simulation.store_of(self.name)
         self.coordinator = self.coordinator_class(
-            store, "g", lambda: MasterRecord(self.name, 0), self.simulation.new_attempt, sleep=self.world.sleep, lease_s=LEASE_S
+            store,
+            "g",
+            lambda: MasterRecord(self.name, 0),
+            self.simulation.new_attempt,
+            sleep=self.world.sleep,
+            lease_s=LEASE_S,
         )
         boot = self.boot
         self.world.spawn(self._boot(), lambda: self.boot == boot and self.is_up)
@@ -268,7 +303,9 @@ class Node:
 
     async def _recover(self) -> None:
         """Recover as the driver does from what is on disk."""
-        if self.disk.folder != self._folder:  # a new disk: every promised epoch was at most the store's
+        if (
+            self.disk.folder != self._folder
+        ):  # a new disk: every promised epoch was at most the store's
             epoch = await self._highest_epoch()
             self.disk.state = self.disk.state._replace(promised=epoch, is_whole=False)
             self._folder = self.disk.folder
@@ -354,7 +391,9 @@ class Node:
         if self.is_paused:
             self._inbox.append((sender, message))
             return
-        if self._unsaved is not None or (self.disk.is_full and isinstance(message, Append) and message.payload is not None):
+        if self._unsaved is not None or (
+            self.disk.is_full and isinstance(message, Append) and message.payload is not None
+        ):
             return
         self.core.step(self.world.now, sender, message)
         self._carry_out()
@@ -370,7 +409,13 @@ class Node:
     def propose(self, value: int) -> bool:
         """A producer sends a message; False if this is not the master, or not yet."""
         core = self.core
-        if core is None or self.is_stuck or core.leader is None or not core.leader.is_serving or core.leader.transfer_to:
+        if (
+            core is None
+            or self.is_stuck
+            or core.leader is None
+            or not core.leader.is_serving
+            or core.leader.transfer_to
+        ):
             return False
         if self.disk.is_full or self.disk.image.last - core.state.commit > WAITING_MAX:
             return False
@@ -409,7 +454,11 @@ class Node:
             self._is_syncing = True
             self._syncing_to = self.disk.image.last
             sync_ms = 15 if self.simulation.is_calm else self.plan.sync_ms
-            delay = self.world.random.randint(1, sync_ms) if self.plan.is_sync else self.world.random.randint(100, 1_500)
+            delay = (
+                self.world.random.randint(1, sync_ms)
+                if self.plan.is_sync
+                else self.world.random.randint(100, 1_500)
+            )
             self.world.after(delay, self._synced, self.boot, self.disk.pending)
 
     def _synced(self, boot: int, count: int) -> None:
@@ -467,7 +516,11 @@ class Node:
             self._tick_within(core.due_ms - self.world.now)
 
     def _failpoint(self, weight: int = 1) -> None:
-        if self.plan.failpoint and not self.simulation.is_calm and self.world.random.random() < self.plan.failpoint * weight:
+        if (
+            self.plan.failpoint
+            and not self.simulation.is_calm
+            and self.world.random.random() < self.plan.failpoint * weight
+        ):
             self.simulation.faults["failpoint"] += 1
             raise Died
 
@@ -556,7 +609,9 @@ class Node:
 
     def _flushed(self, index: int) -> None:
         while self._for_flush and self._for_flush[0][0] <= index:
-            self.simulation.checks.acknowledges_flushed(self, *self._for_flush.popleft(), self.simulation.membership)
+            self.simulation.checks.acknowledges_flushed(
+                self, *self._for_flush.popleft(), self.simulation.membership
+            )
 
     def _lead(self, epoch: int) -> None:
         self.simulation.checks.became_master(self, epoch)
@@ -586,7 +641,12 @@ class Node:
         self.world.spawn(job, lambda: self.boot == boot)
 
     def _looked_up(self, boot: int) -> None:
-        if self.boot == boot and self.core is not None and not self.is_stuck and not self.simulation.is_etcd_cut(self.name):
+        if (
+            self.boot == boot
+            and self.core is not None
+            and not self.is_stuck
+            and not self.simulation.is_etcd_cut(self.name)
+        ):
             self.core.looked_up(self.world.now, self.simulation.epoch, self.simulation.membership)
             self._carry_out()
 
@@ -598,7 +658,9 @@ class Node:
         assert self.core is not None
         if self.core.state.role is not Role.CAMPAIGNING:
             return
-        won = await self.coordinator.campaign(self.core.state.promised, above=self.core.refused_epoch)
+        won = await self.coordinator.campaign(
+            self.core.state.promised, above=self.core.refused_epoch
+        )
         await self._awake()
         assert self.core is not None
         if won is None:
@@ -613,7 +675,11 @@ class Node:
     async def _change(self, request: MembershipChange) -> None:
         done = await self.coordinator.change(request.before, request.after)
         await self._awake()
-        if self.core is not None and self.core.leader is not None and self.core.leader.epoch == request.epoch:
+        if (
+            self.core is not None
+            and self.core.leader is not None
+            and self.core.leader.epoch == request.epoch
+        ):
             self.core.leader.changed(done)
             self._carry_out()
 
@@ -644,7 +710,11 @@ class Node:
                 core.leader.transfer(name)
                 self.world.after(2_000, self._end_transfer, self.boot, core.leader.epoch)
             else:
-                after = core.state.membership.with_learner(name) if what == "join" else core.state.membership.without(name)
+                after = (
+                    core.state.membership.with_learner(name)
+                    if what == "join"
+                    else core.state.membership.without(name)
+                )
                 core.leader.propose(after, self.world.now)
                 self.simulation.checks.proposes(self, after)
         except QmqError:
@@ -652,5 +722,10 @@ class Node:
         self._carry_out()
 
     def _end_transfer(self, boot: int, epoch: int) -> None:
-        if self.boot == boot and self.core is not None and self.core.leader is not None and self.core.leader.epoch == epoch:
+        if (
+            self.boot == boot
+            and self.core is not None
+            and self.core.leader is not None
+            and self.core.leader.epoch == epoch
+        ):
             self.core.leader.transfer_to = ""

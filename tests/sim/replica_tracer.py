@@ -14,7 +14,18 @@ from qmq_replication.core import Replica
 from qmq_replication.history import EpochRun
 from qmq_replication.leader import Leader
 from qmq_replication.membership import ReplicaMembership
-from qmq_replication.ready import Ack, Append, LogReset, MembershipChange, Message, Mismatch, Promise, Ready, Request, Role
+from qmq_replication.ready import (
+    Ack,
+    Append,
+    LogReset,
+    MembershipChange,
+    Message,
+    Mismatch,
+    Promise,
+    Ready,
+    Request,
+    Role,
+)
 
 Line = dict[str, Any]
 
@@ -62,7 +73,11 @@ class Trace:
     def entries(self, runs: tuple[EpochRun, ...], after: int, last: int) -> list[dict[str, Any]]:
         """The entries behind `after` as the specification has them: their epochs, and who wrote them."""
         begins = [*(run.first for run in runs[1:]), last + 1] if runs else []
-        epochs = [run.epoch for run, end in zip(runs, begins, strict=True) for _ in range(max(run.first, after + 1), end)]
+        epochs = [
+            run.epoch
+            for run, end in zip(runs, begins, strict=True)
+            for _ in range(max(run.first, after + 1), end)
+        ]
         return [{"epoch": epoch, "writer": self.owners[epoch - 1]} for epoch in epochs]
 
     def message(self, sender: str, to: str, message: Append | Ack | Mismatch | Promise) -> Line:
@@ -74,10 +89,20 @@ class Trace:
         if isinstance(message, Ack):
             return {**common, "round": message.round, "stored": message.stored}
         if isinstance(message, Mismatch):
-            return {**common, "round": message.round, "log": self.entries(message.runs, message.start_index, message.last_index)}
+            return {
+                **common,
+                "round": message.round,
+                "log": self.entries(message.runs, message.start_index, message.last_index),
+            }
         sent = self.entries(message.runs, message.prev_index, message.last_index)
         place = {"prev": message.prev_index, "prevEpoch": message.prev_epoch, "entries": sent}
-        return {**common, **place, "commit": message.commit, "cut": message.cut, "round": message.round}
+        return {
+            **common,
+            **place,
+            "commit": message.commit,
+            "cut": message.cut,
+            "round": message.round,
+        }
 
 
 class ReplicaTracer:
@@ -117,7 +142,10 @@ class ReplicaTracer:
         if self._led:
             lines = self.trace.lines
             at = next((at for at, line in enumerate(lines) if line is self._death), len(lines))
-            lines[at:at] = [{"do": "Write", "r": self._name} for _ in range(core.state.history.last_index - self._last)]
+            lines[at:at] = [
+                {"do": "Write", "r": self._name}
+                for _ in range(core.state.history.last_index - self._last)
+            ]
 
     def killed(self) -> None:
         """The process is killed."""
@@ -135,7 +163,13 @@ class ReplicaTracer:
 
     def _ends(self) -> None:
         self._is_up = False
-        self._answers, self._known_commit, self._proposed, self._peers, self._shown = None, 0, None, (), {}
+        self._answers, self._known_commit, self._proposed, self._peers, self._shown = (
+            None,
+            0,
+            None,
+            (),
+            {},
+        )
 
     # --- what comes in -------------------------------------------------------------------------------------------------
 
@@ -150,10 +184,17 @@ class ReplicaTracer:
         elif isinstance(message, Promise):
             if core.state.role is Role.FENCING and message.epoch == core.state.promised:
                 self._add("TakePromise", m=self.trace.message(sender, self._name, message))
-        elif isinstance(message, Ack | Mismatch) and leader is not None and message.epoch == leader.epoch:
+        elif (
+            isinstance(message, Ack | Mismatch)
+            and leader is not None
+            and message.epoch == leader.epoch
+        ):
             peer = leader.peers.get(sender)
             if peer is not None and message.round == peer.round:
-                self._add(f"Take{type(message).__name__}", m=self.trace.message(sender, self._name, message))
+                self._add(
+                    f"Take{type(message).__name__}",
+                    m=self.trace.message(sender, self._name, message),
+                )
 
     def heard(self) -> None:
         self._answers = None
@@ -229,7 +270,9 @@ class ReplicaTracer:
 
     def asks(self, request: Request) -> None:
         """A request to the coordination store begins."""
-        if isinstance(request, MembershipChange) and set(request.before.voters) != set(request.after.voters):
+        if isinstance(request, MembershipChange) and set(request.before.voters) != set(
+            request.after.voters
+        ):
             self._proposed = request
             self._add("Propose", after=set(request.after.voters))
 
@@ -241,10 +284,18 @@ class ReplicaTracer:
             "promised": core.state.promised,
             "last": {"epoch": last_epoch, "index": self._last},
             "commit": core.state.commit,
-            "whole": core.state.is_whole and not core.state.resetting_until,  # what is on disk, be it verified or not
-            "slave": {"inStep": core.in_step, "round": core.round, "masterCommit": core.master_commit},
+            "whole": core.state.is_whole
+            and not core.state.resetting_until,  # what is on disk, be it verified or not
+            "slave": {
+                "inStep": core.in_step,
+                "round": core.round,
+                "masterCommit": core.master_commit,
+            },
             "leads": core.leader is not None,
-            "peers": [{"name": name, "inStep": peer.is_in_step, "match": peer.match, "round": peer.round} for name, peer in peers.items()],
+            "peers": [
+                {"name": name, "inStep": peer.is_in_step, "match": peer.match, "round": peer.round}
+                for name, peer in peers.items()
+            ],
         }
         if shown != self._shown:
             self._shown = shown

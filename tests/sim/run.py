@@ -38,7 +38,14 @@ class Story:
 
     def did(self, node: Node, ready: Ready) -> None:
         """A replica's next action."""
-        parts = [*_own(ready), *(f"to {to}: {_short(message)}" for to, message in ready.messages if not _is_routine(message))]
+        parts = [
+            *_own(ready),
+            *(
+                f"to {to}: {_short(message)}"
+                for to, message in ready.messages
+                if not _is_routine(message)
+            ),
+        ]
         if parts:
             self.tell(node.world.now, node.name, ", ".join(parts))
 
@@ -62,7 +69,9 @@ def _own(ready: Ready) -> list[str]:
 
 
 def _is_routine(message: Message) -> bool:
-    return isinstance(message, Ack) or (isinstance(message, Append) and message.prev_index == message.last_index and not message.cut)
+    return isinstance(message, Ack) or (
+        isinstance(message, Append) and message.prev_index == message.last_index and not message.cut
+    )
 
 
 def _short(message: Message) -> str:
@@ -102,7 +111,13 @@ class Simulation:
     checks_class: type[Checks] = Checks
 
     def __init__(
-        self, seed: int, minutes: int = 10, node_class: type[Node] = Node, *, plan: Plan | None = None, story: Story | None = None
+        self,
+        seed: int,
+        minutes: int = 10,
+        node_class: type[Node] = Node,
+        *,
+        plan: Plan | None = None,
+        story: Story | None = None,
     ) -> None:
         self.seed = seed
         self.world = World(seed)
@@ -136,7 +151,9 @@ class Simulation:
 
     def store_of(self, name: str) -> Store:
         """A replica's way to the coordination store."""
-        return Store(self.etcd, lambda: self.is_etcd_cut(name), self.plan.etcd_loss, self.plan.etcd_late)
+        return Store(
+            self.etcd, lambda: self.is_etcd_cut(name), self.plan.etcd_loss, self.plan.etcd_late
+        )
 
     def is_etcd_cut(self, name: str) -> bool:
         """Whether the replica cannot reach etcd."""
@@ -176,7 +193,10 @@ class Simulation:
     def propose_often(self) -> None:
         if not self.is_calm:
             self.propose()
-        self.world.after(1 + int(self.world.random.expovariate(1 / self.plan.proposal_every_ms)), self.propose_often)
+        self.world.after(
+            1 + int(self.world.random.expovariate(1 / self.plan.proposal_every_ms)),
+            self.propose_often,
+        )
 
     def run(self) -> Result:
         failure = ""
@@ -221,11 +241,16 @@ class Simulation:
             if len(self.checks.acknowledged) > before + 2 and self._has_converged():
                 break
         else:
-            raise Violation(f"liveness: {CALM_MS} ms after all faults were healed the group does not work: {self._shape()}")
+            raise Violation(
+                f"liveness: {CALM_MS} ms after all faults were healed the group does not work: {self._shape()}"
+            )
 
     def _has_converged(self) -> bool:
         cores = [self.nodes[name].core for name in self.membership.voters]
-        return all(core is not None and core.state.commit >= max(self.checks.acknowledged, default=0) for core in cores)
+        return all(
+            core is not None and core.state.commit >= max(self.checks.acknowledged, default=0)
+            for core in cores
+        )
 
     def _shape(self) -> str:
         return "; ".join(

@@ -12,7 +12,20 @@ from sim.nemesis import Plan
 from sim.node import Node
 from sim.run import Simulation
 
-FAULTS = ("kill", "pause", "isolate", "isolate_in", "isolate_out", "halves", "bridge", "swizzle", "lease", "transfer", "provoke", "usurp")
+FAULTS = (
+    "kill",
+    "pause",
+    "isolate",
+    "isolate_in",
+    "isolate_out",
+    "halves",
+    "bridge",
+    "swizzle",
+    "lease",
+    "transfer",
+    "provoke",
+    "usurp",
+)
 ROUND_MS = 40_000
 ROUNDS = 4
 
@@ -49,7 +62,9 @@ def blackouts(seed: int, node_class: type[FlushingNode] = FlushingNode) -> tuple
     for _ in range(ROUNDS):
         simulation.is_calm = simulation.network.is_calm = False
         simulation.nemesis.begin()
-        simulation.world.run(simulation.world.now + ROUND_MS + simulation.world.random.randint(0, 5_000))
+        simulation.world.run(
+            simulation.world.now + ROUND_MS + simulation.world.random.randint(0, 5_000)
+        )
         committed += len(simulation.checks.acknowledged)
         for name in simulation.membership.voters:
             node = simulation.nodes[name]

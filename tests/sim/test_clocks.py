@@ -110,7 +110,9 @@ class Clocks:
                 self._trouble()
                 await self._tick()
             for machine in self.machines.values():
-                machine.off_ms = machine.right_at_ms = machine.silent_until_ms = machine.down_until_ms = 0
+                machine.off_ms = machine.right_at_ms = machine.silent_until_ms = (
+                    machine.down_until_ms
+                ) = 0
             for _ in range(4 * KEPT_MS // TICK_MS):
                 await self._tick()
             if count > 1:
@@ -145,8 +147,12 @@ class Clocks:
         return store
 
     def _start(self, machine: Machine) -> None:
-        clock = SteadyClock(lambda: self.now_ms + machine.off_ms, lambda: self.now_ms - machine.booted_ms)
-        machine.store = store = open_store(machine.folder, Config(), self.stamp_clock(machine, clock), is_replicated=True)
+        clock = SteadyClock(
+            lambda: self.now_ms + machine.off_ms, lambda: self.now_ms - machine.booted_ms
+        )
+        machine.store = store = open_store(
+            machine.folder, Config(), self.stamp_clock(machine, clock), is_replicated=True
+        )
         machine.time = self.time_class(
             clock,
             machine.folder,
@@ -177,7 +183,9 @@ class Clocks:
         if len(running) <= len(self.machines) // 2:
             return
         if self.master not in running or self.random.random() < 0.01:
-            self.master = max(running, key=lambda name: (self._store_of(name).index, self.random.random()))
+            self.master = max(
+                running, key=lambda name: (self._store_of(name).index, self.random.random())
+            )
             self._store_of(self.master).append_barrier(self._store_of(self.master).epoch + 1)
         master = self._store_of(self.master)
         if self.random.random() < 0.5:
@@ -197,7 +205,9 @@ class Clocks:
                 (master.messages, master.actions), place, slave.index, 1 << 20
             )
             if stretch is None:
-                raise EarlyDeletion("the master has deleted what a slave lacks that was away for an hour")
+                raise EarlyDeletion(
+                    "the master has deleted what a slave lacks that was away for an hour"
+                )
             runs = follower.unpack_runs(b"".join(follower.pack_runs(stretch.runs)))
             follower.take(slave, runs, follower.check_stretch(runs, slave.index, stretch.last))
 
@@ -214,7 +224,9 @@ class Clocks:
             newest = self.stored_ms[queue.start_sequence - 1]
             if self.now_ms - newest < KEPT_MS * 98 // 100 - SLACK_MS:
                 age = (self.now_ms - newest) // MINUTE
-                raise EarlyDeletion(f"seed {self.seed}: {machine.name} has deleted a message that is {age} minutes old")
+                raise EarlyDeletion(
+                    f"seed {self.seed}: {machine.name} has deleted a message that is {age} minutes old"
+                )
 
     def before(self, machine: Machine) -> Before:
         """By what retention counts."""
@@ -232,7 +244,9 @@ class Clocks:
             queue = self._store_of(machine.name).queue("s", 0)
             assert queue is not None
             if queue.start_sequence < expected:
-                raise LateDeletion(f"seed {self.seed}: {machine.name} keeps messages from {queue.start_sequence}, not from {expected}")
+                raise LateDeletion(
+                    f"seed {self.seed}: {machine.name} keeps messages from {queue.start_sequence}, not from {expected}"
+                )
 
     # --- trouble -------------------------------------------------------------------------------------------------------
 
@@ -263,7 +277,11 @@ class Clocks:
         """Retention that does not follow is confirmed by an operator, who looks whether the clock is right."""
         for machine in self._running():
             assert machine.time is not None
-            if machine.off_ms == 0 and machine.time.status().retention_behind_ms > HOUR and self.random.random() < 0.05:
+            if (
+                machine.off_ms == 0
+                and machine.time.status().retention_behind_ms > HOUR
+                and self.random.random() < 0.05
+            ):
                 machine.time.confirm(self.now_ms)
 
 
@@ -287,7 +305,9 @@ class RetentionByOneClock(Clocks):
 class RetentionByTheLogsTime(Clocks):
     def before(self, machine: Machine) -> Before:
         before = super().before(machine)
-        return lambda age_ms: max(before(age_ms), machine.store.last_time_ms - age_ms if machine.store is not None else 0)
+        return lambda age_ms: max(
+            before(age_ms), machine.store.last_time_ms - age_ms if machine.store is not None else 0
+        )
 
 
 class WallClock:
@@ -320,7 +340,10 @@ class NeverDoubts(ReplicaTime):
 
 BUGS: dict[str, tuple[type[Clocks], type[ReplicaTime]]] = {
     "retention counts by one machine's clock": (RetentionByOneClock, ReplicaTime),
-    "retention counts by the log's newest time, which one master stamped": (RetentionByTheLogsTime, ReplicaTime),
+    "retention counts by the log's newest time, which one master stamped": (
+        RetentionByTheLogsTime,
+        ReplicaTime,
+    ),
     "entries are stamped by one machine's clock": (StampsByOneClock, ReplicaTime),
     "one machine is enough to agree": (Clocks, AgreesWithItself),
     "entries stamped before a leap count as certain": (Clocks, NeverDoubts),

@@ -19,7 +19,19 @@ from sim.node import Node
 from sim.run import Simulation
 from sim.world import Disk
 
-FAULTS = ("kill", "pause", "isolate", "isolate_in", "isolate_out", "halves", "bridge", "lease", "transfer", "provoke", "usurp")
+FAULTS = (
+    "kill",
+    "pause",
+    "isolate",
+    "isolate_in",
+    "isolate_out",
+    "halves",
+    "bridge",
+    "lease",
+    "transfer",
+    "provoke",
+    "usurp",
+)
 ROUND_MS = 60_000
 ROUNDS = 3
 SEEDS = 6
@@ -45,7 +57,9 @@ class CopiedNode(Node):
     async def _recover(self) -> None:
         if self.is_older_copy():
             epoch = await self._highest_epoch()
-            self.disk.state = self.disk.state._replace(promised=max(epoch, self.disk.state.promised), is_whole=False)
+            self.disk.state = self.disk.state._replace(
+                promised=max(epoch, self.disk.state.promised), is_whole=False
+            )
         self.identity = self.identity.grown(self.identity.folder, self.registered)
         self.registered = self.identity.generation
         await super()._recover()
@@ -81,7 +95,9 @@ def _exchange_disks(simulation: Simulation) -> None:
     if not simulation.is_calm:
         node: Any = simulation.nodes[random.choice(simulation.membership.voters)]
         voters = simulation.membership.voters
-        whole = [name for name in voters if name != node.name and not simulation.nodes[name].is_doubtful]
+        whole = [
+            name for name in voters if name != node.name and not simulation.nodes[name].is_doubtful
+        ]
         if node.copied is None:
             node.copy_disk()
         elif len(whole) >= simulation.membership.majority:

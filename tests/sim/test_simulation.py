@@ -101,7 +101,12 @@ def test_every_planted_bug_has_a_seed_and_no_seed_is_left_over() -> None:
 
 def tell() -> str:
     """Some seeds, as one line."""
-    return str([(found.trace, found.events, found.acknowledged) for found in (simulate(seed, 3) for seed in range(40, 48))])
+    return str(
+        [
+            (found.trace, found.events, found.acknowledged)
+            for found in (simulate(seed, 3) for seed in range(40, 48))
+        ]
+    )
 
 
 @pytest.mark.sampled

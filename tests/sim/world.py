@@ -110,7 +110,9 @@ class World:
         """Run a coroutine. It is dropped if its process is dead."""
         self._advance(coroutine, is_alive)
 
-    def _advance(self, coroutine: Coroutine[Future, None, None], is_alive: Callable[[], bool]) -> None:
+    def _advance(
+        self, coroutine: Coroutine[Future, None, None], is_alive: Callable[[], bool]
+    ) -> None:
         if not is_alive():
             coroutine.close()
             return
@@ -134,7 +136,9 @@ REMEMBERED = 40
 class Network:
     """All links. `cut` has the (from, to) pairs that drop everything, `clogged` the messages that wait in stopped links."""
 
-    def __init__(self, world: World, plan: Plan, nodes: dict[str, Node], faults: Counter[str]) -> None:
+    def __init__(
+        self, world: World, plan: Plan, nodes: dict[str, Node], faults: Counter[str]
+    ) -> None:
         self._world = world
         self._plan = plan
         self._nodes = nodes
@@ -169,7 +173,10 @@ class Network:
     def _remember(self, sender: str, node: Node, message: Message) -> None:
         """Keep messages for an echo: some of all kinds, and each sender's last acknowledgement of each epoch."""
         kept = self._remembered.setdefault(node.name, {})
-        kept[sender, message.epoch if isinstance(message, Ack) else self._world.now] = (node.boot, message)
+        kept[sender, message.epoch if isinstance(message, Ack) else self._world.now] = (
+            node.boot,
+            message,
+        )
         if len(kept) > REMEMBERED:
             del kept[next(iter(kept))]
 
@@ -181,10 +188,14 @@ class Network:
         delay_ms = 1 + int(random() * 9)
         if fate < plan.drop + plan.double:
             self._faults["message doubled"] += 1
-            self._world.after(1 + int(random() * 9), self._deliver, node, node.boot, sender, message)
+            self._world.after(
+                1 + int(random() * 9), self._deliver, node, node.boot, sender, message
+            )
         elif fate < plan.drop + plan.double + plan.late:
             self._faults["message repeated late"] += 1
-            self._world.after(int(random() * LATE_MS), self._deliver, node, node.boot, sender, message)
+            self._world.after(
+                int(random() * LATE_MS), self._deliver, node, node.boot, sender, message
+            )
         else:
             self._faults["message slow"] += 1
             delay_ms = 10 + int(random() * plan.slow_ms)
@@ -220,25 +231,52 @@ class Network:
         """Restore a stopped link; everything that waited arrives, in any order."""
         node = self._nodes[link[1]]
         for boot, message in self.clogged.pop(link, ()):
-            self._world.after(1 + int(self._world.random.random() * 9), self._deliver, node, boot, link[0], message)
+            self._world.after(
+                1 + int(self._world.random.random() * 9),
+                self._deliver,
+                node,
+                boot,
+                link[0],
+                message,
+            )
 
     def flow_backwards(self, link: tuple[str, str], within_ms: int) -> None:
         """The same, the latest first and the oldest last."""
         waiting = self.clogged.pop(link, [])
         for number, (boot, message) in enumerate(reversed(waiting)):
-            self._world.after(1 + number * within_ms // len(waiting), self._deliver, self._nodes[link[1]], boot, link[0], message)
+            self._world.after(
+                1 + number * within_ms // len(waiting),
+                self._deliver,
+                self._nodes[link[1]],
+                boot,
+                link[0],
+                message,
+            )
 
     def echo(self, name: str) -> None:
         """Deliver copies of recent and of old messages to a replica, all in one step."""
         self._faults["echo"] += 1
         for (sender, _), (boot, message) in self._remembered.pop(name, {}).items():
-            self._world.after(1 + int(self._world.random.random() * 30), self._deliver, self._nodes[name], boot, sender, message)
+            self._world.after(
+                1 + int(self._world.random.random() * 30),
+                self._deliver,
+                self._nodes[name],
+                boot,
+                sender,
+                message,
+            )
 
     def tell_of_loss(self, name: str) -> None:
         """Close the connections of a process that died, or whose links broke; its peers notice soon."""
         for node in self._nodes.values():
             if node.name != name:
-                self._world.after(1 + int(self._world.random.random() * 50), self._disconnected, node, node.boot, name)
+                self._world.after(
+                    1 + int(self._world.random.random() * 50),
+                    self._disconnected,
+                    node,
+                    node.boot,
+                    name,
+                )
 
     def _disconnected(self, node: Node, boot: int, name: str) -> None:
         if node.boot == boot:
@@ -368,7 +406,9 @@ class Disk:
 
     def read(self, place: int, after: int, bytes_max: int) -> LogChunk | None:
         """Entries after `after`."""
-        assert place == after or not self.checks_places, f"read behind {after} at the place of {place}"
+        assert place == after or not self.checks_places, (
+            f"read behind {after} at the place of {place}"
+        )
         at = after - self.image.start
         if at < 0:
             return None
@@ -410,7 +450,9 @@ class Etcd:
                 self.on_change(each.key, before.value if before else b"", each.value)
                 created = before.create_revision if before else self.revision
                 version = before.version + 1 if before else 1
-                self.items[each.key] = KeyValue(each.key, each.value, created, self.revision, version, each.lease)
+                self.items[each.key] = KeyValue(
+                    each.key, each.value, created, self.revision, version, each.lease
+                )
             elif isinstance(each, Delete):
                 self.items.pop(each.key, None)
         return TxnResult(True, Revision(self.revision), tuple(() for _ in success))
@@ -476,7 +518,12 @@ class AskedStore:
         found: KeyListing = await self._ask(self._etcd.list, prefix, is_change=False)
         return found
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         """See CoordinationStore."""
         assert not any(isinstance(each, Get) for each in success)
         found: TxnResult = await self._ask(self._etcd.txn, compares, success, is_change=True)
@@ -509,7 +556,11 @@ class Store(AskedStore):
     async def _ask(self, do: Callable[..., Any], *args: Any, is_change: bool) -> Any:
         world = self._etcd.world
         future = Future()
-        delay_ms = world.random.randint(1, 20) if world.random.random() >= self._late else world.random.randint(500, STORE_LATE_MS)
+        delay_ms = (
+            world.random.randint(1, 20)
+            if world.random.random() >= self._late
+            else world.random.randint(500, STORE_LATE_MS)
+        )
         world.after(delay_ms, self._arrive, future, do, args)
         failure = CoordinationUnknown if is_change else CoordinationUnavailable
         world.after(TIMEOUT_MS, future.set, None, failure("no answer (simulated)"))

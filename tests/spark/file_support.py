@@ -119,7 +119,10 @@ class Traffic:
         queue = self.store.open_queue(subject, partition)
         self.number += 1
         self.clock.now_ms += 10
-        bodies = [b"%d-%d" % (self.number, at) * self.random.randrange(8) for at in range(count or self.random.randrange(1, 6))]
+        bodies = [
+            b"%d-%d" % (self.number, at) * self.random.randrange(8)
+            for at in range(count or self.random.randrange(1, 6))
+        ]
         (produced,) = self.store.append([batch(queue, bodies, self.number)])
         self.store.commit(self.store.index)
         rows = self.sent.setdefault((subject, partition), [])
@@ -138,7 +141,9 @@ def opened(*paths: Path | str, committed: str = "", routes: str = "") -> FileLog
     return FileAddress(tuple(map(str, paths)), committed, routes).open()
 
 
-def rows_of(pieces: Sequence[QueuePiece], selection: ReadSelection = ALL, *, skips_lost: bool = False) -> list[Row]:
+def rows_of(
+    pieces: Sequence[QueuePiece], selection: ReadSelection = ALL, *, skips_lost: bool = False
+) -> list[Row]:
     """The rows that tasks read from these pieces. The log of each task contains only its piece."""
     found: list[Row] = []
     for piece in pieces:
@@ -150,9 +155,14 @@ def rows_of(pieces: Sequence[QueuePiece], selection: ReadSelection = ALL, *, ski
     return found
 
 
-def read_all(log: FileLog, topology: Topology, bytes_max: int = 1 << 20, selection: ReadSelection = ALL) -> dict[QueueKey, list[Row]]:
+def read_all(
+    log: FileLog, topology: Topology, bytes_max: int = 1 << 20, selection: ReadSelection = ALL
+) -> dict[QueueKey, list[Row]]:
     """All rows of the topology's queues."""
-    return {key: rows_of(log.pieces(key, queue.start, queue.end, bytes_max), selection) for key, queue in topology.queues.items()}
+    return {
+        key: rows_of(log.pieces(key, queue.start, queue.end, bytes_max), selection)
+        for key, queue in topology.queues.items()
+    }
 
 
 @pytest.fixture

@@ -42,7 +42,15 @@ class Lake:
         self._writers: list[LakeWriter] = []
 
     def asked(self, subject: str, **more: str) -> ReadOptions:
-        return parse({"qmq.servers": self.server, "subscribe": subject, "startingOffsets": "earliest", **more}, is_stream=True)
+        return parse(
+            {
+                "qmq.servers": self.server,
+                "subscribe": subject,
+                "startingOffsets": "earliest",
+                **more,
+            },
+            is_stream=True,
+        )
 
     def writer(self, wanted: ReadOptions) -> LakeWriter:
         found = LakeWriter(self.catalog, wanted, SMALL)
@@ -56,7 +64,9 @@ class Lake:
 
     def rows(self, subject: str) -> pa.Table:
         found = self.catalog.load_table(("qmq", subject)).scan().to_arrow()
-        return found.sort_by([("route_version", "ascending"), ("partition", "ascending"), ("sequence", "ascending")])
+        return found.sort_by(
+            [("route_version", "ascending"), ("partition", "ascending"), ("sequence", "ascending")]
+        )
 
     def bodies(self, subject: str) -> list[str]:
         return [each.decode() for each in self.rows(subject)["body"].to_pylist()]
@@ -89,23 +99,33 @@ class HistoryReader:
 
     def reader(self, options: dict[str, str]) -> LakeReader | LogReader:
         asked = parse(options, is_stream=False)
-        return LogReader(asked, SCHEMA) if asked.lake is None else LakeReader(asked, asked.lake, SCHEMA)
+        return (
+            LogReader(asked, SCHEMA)
+            if asked.lake is None
+            else LakeReader(asked, asked.lake, SCHEMA)
+        )
 
     def rows(self, options: dict[str, str]) -> pa.Table:
         found = self.reader(options)
         batches = [batch for each in found.partitions() for batch in found.read(each)]
-        return pa.Table.from_batches(batches, batches[0].schema if batches else pa.schema([("body", pa.binary())]))
+        return pa.Table.from_batches(
+            batches, batches[0].schema if batches else pa.schema([("body", pa.binary())])
+        )
 
     def both(self, subject: str, **more: str) -> pa.Table:
         """Read from lake and log, sorted. Checks that the log alone, which has all messages, gives the same rows."""
         found = self.rows(self.options(subject, **more)).sort_by(ORDER)
-        log = {key: value for key, value in self.options(subject, **more).items() if key != "qmq.lake"}
+        log = {
+            key: value for key, value in self.options(subject, **more).items() if key != "qmq.lake"
+        }
         assert found.equals(self.rows(log).sort_by(ORDER))
         return found
 
     def bodies(self, subject: str, **more: str) -> list[str]:
         """Read from lake and log, sorted."""
-        return sorted(each.decode() for each in self.rows(self.options(subject, **more))["body"].to_pylist())
+        return sorted(
+            each.decode() for each in self.rows(self.options(subject, **more))["body"].to_pylist()
+        )
 
     def follow(self, subject: str, **more: str) -> None:
         self.lake.drain(self.lake.asked(subject, **more))
@@ -162,13 +182,17 @@ def a_table_begins_where_the_user_says_and_keeps_that(lake: Lake) -> None:
     wanted = lake.asked("orders", startingOffsets="latest")
     assert list(lake.writer(wanted).round()) == []
     send(lake.server, "orders", ["c"])
-    lake.drain(wanted)  # another process: it would begin behind "c" if the table did not say where it began
+    lake.drain(
+        wanted
+    )  # another process: it would begin behind "c" if the table did not say where it began
     assert lake.bodies("orders") == ["c"]
 
 
 def a_table_of_another_subject_is_refused(lake: Lake) -> None:
     open_table(lake.catalog, "qmq", "a.b")
-    with pytest.raises(InvalidArgument, match=r"belongs to subject 'a\.b': choose another --namespace"):
+    with pytest.raises(
+        InvalidArgument, match=r"belongs to subject 'a\.b': choose another --namespace"
+    ):
         open_table(lake.catalog, "qmq", "a_b")
 
 
@@ -176,7 +200,9 @@ def filled(lake: Lake) -> LakeTable:
     """A table of one day, with many files."""
     create_ordered(lake.server, "bank", 2)
     for part in range(4):
-        send_ordered(lake.server, "bank", [(f"k{number % 3}", f"{part} {number}") for number in range(50)])
+        send_ordered(
+            lake.server, "bank", [(f"k{number % 3}", f"{part} {number}") for number in range(50)]
+        )
         lake.drain(lake.asked("bank"))
     return open_table(lake.catalog, "qmq", "bank")
 
@@ -188,7 +214,11 @@ def compaction_changes_no_row_and_sorts_by_logical_partition_and_key(lake: Lake)
     assert [(each.files_before, each.rows) for each in done] == [(4, 200)]
     assert lake.rows("bank").equals(before)
     (file,) = [each.file for each in lake.catalog.load_table("qmq.bank").scan().plan_files()]
-    found = pq.read_table(file.file_path.removeprefix("file://"), partitioning=None).select(["logical_partition", "key"]).to_pylist()
+    found = (
+        pq.read_table(file.file_path.removeprefix("file://"), partitioning=None)
+        .select(["logical_partition", "key"])
+        .to_pylist()
+    )
     assert found == sorted(found, key=lambda row: (row["logical_partition"], row["key"]))
 
 
@@ -209,7 +239,9 @@ def expiry_deletes_what_no_snapshot_names_and_nothing_else(lake: Lake, tmp_path:
     before = lake.rows("bank")
     (leftover := tmp_path / "warehouse/qmq/bank/data/day=2026-01-01").mkdir()
     (leftover / "crashed.parquet").write_bytes(b"half a file")
-    assert maintenance.expire(table, datetime.now(UTC), timedelta()).files == 0  # all are younger than a day
+    assert (
+        maintenance.expire(table, datetime.now(UTC), timedelta()).files == 0
+    )  # all are younger than a day
     for path in tmp_path.rglob("*.parquet"):
         os.utime(path, (time.time() - 10 * 86_400,) * 2)
     done = maintenance.expire(table, datetime.now(UTC), timedelta())

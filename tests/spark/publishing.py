@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 from pyspark_qmq.datasets import schema_of
 
 import qmq
@@ -34,7 +41,9 @@ def send(
 
     async def work() -> None:
         async with qmq.connect(server) as mq, mq.producer(subject) as producer:
-            await producer.send_many([body.encode() for body in bodies], keys=keys, tags=tags, headers=headers)
+            await producer.send_many(
+                [body.encode() for body in bodies], keys=keys, tags=tags, headers=headers
+            )
 
     asyncio.run(work())
 
@@ -44,7 +53,9 @@ def send_ordered(server: str, subject: str, pairs: Sequence[tuple[str, str]]) ->
 
     async def work() -> None:
         async with qmq.connect(server) as mq, mq.ordered_producer(subject) as producer:
-            await producer.send_many([body.encode() for _, body in pairs], [key for key, _ in pairs])
+            await producer.send_many(
+                [body.encode() for _, body in pairs], [key for key, _ in pairs]
+            )
 
     asyncio.run(work())
 
@@ -70,7 +81,10 @@ def create_ordered(server: str, subject: str, partitions: int = 1) -> None:
 
     async def work() -> None:
         async with qmq.connect(server) as mq:
-            await mq.metadata.create_subject(SubjectConfig(subject, order=Order.STRICT, logical_partitions=1024), partitions=partitions)
+            await mq.metadata.create_subject(
+                SubjectConfig(subject, order=Order.STRICT, logical_partitions=1024),
+                partitions=partitions,
+            )
 
     asyncio.run(work())
 
@@ -101,37 +115,72 @@ MESSAGES = StructType(
 
 def at(time_ms: int | None) -> datetime | None:
     """Milliseconds from START_MS on as Spark takes them."""
-    return None if time_ms is None else datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=START_MS + time_ms)
+    return (
+        None
+        if time_ms is None
+        else datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=START_MS + time_ms)
+    )
 
 
-def messages(spark: SparkSession, rows: Iterable[tuple[int, int, int]], partition: int = 0, lps: Iterable[int] = ()) -> DataFrame:
+def messages(
+    spark: SparkSession,
+    rows: Iterable[tuple[int, int, int]],
+    partition: int = 0,
+    lps: Iterable[int] = (),
+) -> DataFrame:
     """Messages from tuples of (sequence, created, stored), in ms."""
     found = list(rows)
     numbers = list(lps) or [None] * len(found)
     return spark.createDataFrame(
-        [("s", partition, "g", number, at(made), at(kept), lp) for (number, made, kept), lp in zip(found, numbers, strict=True)], MESSAGES
+        [
+            ("s", partition, "g", number, at(made), at(kept), lp)
+            for (number, made, kept), lp in zip(found, numbers, strict=True)
+        ],
+        MESSAGES,
     )
 
 
 def dataset(spark: SparkSession, name: str, rows: Iterable[dict[str, Any]]) -> DataFrame:
     """A data set from dictionaries; times in ms; missing fields are null or the simplest value."""
     schema = schema_of(name)
-    simplest = {"subject": "s", "partition": 0, "broker_group": "g", "consumer_group": "ops", "delay_ms": 0, "attempt": 1, "consumer": "c"}
+    simplest = {
+        "subject": "s",
+        "partition": 0,
+        "broker_group": "g",
+        "consumer_group": "ops",
+        "delay_ms": 0,
+        "attempt": 1,
+        "consumer": "c",
+    }
     found = []
     for row in rows:
         whole = {field.name: (simplest | row).get(field.name) for field in schema.fields}
-        times = {field.name: at(whole[field.name]) for field in schema.fields if isinstance(field.dataType, TimestampType)}
+        times = {
+            field.name: at(whole[field.name])
+            for field in schema.fields
+            if isinstance(field.dataType, TimestampType)
+        }
         found.append(tuple((whole | times)[field.name] for field in schema.fields))
     return spark.createDataFrame(found, schema)
 
 
-def delivery(first: int, last: int, verdict: str, pulled: int | None, settled: int | None, **others: Any) -> dict[str, Any]:
+def delivery(
+    first: int, last: int, verdict: str, pulled: int | None, settled: int | None, **others: Any
+) -> dict[str, Any]:
     """A row of `deliveries`."""
     times = {"pulled_time": pulled, "settled_time": settled}
     return {"first_sequence": first, "last_sequence": last, "verdict": verdict, **times, **others}
 
 
-def standing(time: int, done_before: int, next_sequence: int | None, **others: Any) -> dict[str, Any]:
+def standing(
+    time: int, done_before: int, next_sequence: int | None, **others: Any
+) -> dict[str, Any]:
     """A row of `progress`."""
     none = dict.fromkeys(("held", "waiting", "parked", "expired", "consumers"), 0)
-    return {**none, "time": time, "done_before": done_before, "next_sequence": next_sequence, **others}
+    return {
+        **none,
+        "time": time,
+        "done_before": done_before,
+        "next_sequence": next_sequence,
+        **others,
+    }

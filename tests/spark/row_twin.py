@@ -61,7 +61,9 @@ def stored(
         compression=compression,
     )
     total, crc = sent_sizes(sent)
-    return SourceBatch(Envelope(Kind.DATA, total, crc, base, epoch, entry, append_time_ms, 0), region)
+    return SourceBatch(
+        Envelope(Kind.DATA, total, crc, base, epoch, entry, append_time_ms, 0), region
+    )
 
 
 def whole(end: int = 2**62) -> QueuePiece:
@@ -69,17 +71,33 @@ def whole(end: int = 2**62) -> QueuePiece:
 
 
 def expected(
-    batches: Iterable[SourceBatch], piece: QueuePiece, selection: ReadSelection = ALL, version: int | None = None
+    batches: Iterable[SourceBatch],
+    piece: QueuePiece,
+    selection: ReadSelection = ALL,
+    version: int | None = None,
 ) -> list[dict[str, Any]]:
     """The expected rows."""
-    return [row for batch in batches for row in _rows(batch, piece.queue, version) if _is_wanted(row, piece, selection)]
+    return [
+        row
+        for batch in batches
+        for row in _rows(batch, piece.queue, version)
+        if _is_wanted(row, piece, selection)
+    ]
 
 
 def _rows(batch: SourceBatch, queue: QueueKey, version: int | None) -> Iterator[dict[str, Any]]:
     view = BatchView(batch.envelope, bytes(batch.region))
     header, envelope = view.header, batch.envelope
-    keys, tags, headers, ids, lps = view.keys(), view.tags(), view.headers(), view.message_ids(), view.logical_partitions()
-    for place, (body, created) in enumerate(zip(view.bodies(), view.create_times_ms(), strict=True)):
+    keys, tags, headers, ids, lps = (
+        view.keys(),
+        view.tags(),
+        view.headers(),
+        view.message_ids(),
+        view.logical_partitions(),
+    )
+    for place, (body, created) in enumerate(
+        zip(view.bodies(), view.create_times_ms(), strict=True)
+    ):
         yield {
             "subject": queue.subject,
             "partition": queue.partition,
@@ -90,7 +108,9 @@ def _rows(batch: SourceBatch, queue: QueueKey, version: int | None) -> Iterator[
             "body": body,
             "tags": list(tags[place]) if tags else [],
             "headers": headers[place] if headers else {},
-            "message_id": ids[place].hex() if ids else str(MessageId(header.producer_id, header.batch_sequence, place)),
+            "message_id": ids[place].hex()
+            if ids
+            else str(MessageId(header.producer_id, header.batch_sequence, place)),
             "create_time": created * 1000,
             "append_time": envelope.append_time_ms * 1000,
             "epoch": envelope.epoch,
@@ -115,7 +135,10 @@ def _is_wanted(row: Mapping[str, Any], piece: QueuePiece, selection: ReadSelecti
         and (not selection.keys or key in selection.keys)
         and (selection.key_from is None or key >= selection.key_from)
         and (selection.key_until is None or key < selection.key_until)
-        and (not piece.lps or (lp is not None and any(each.first <= lp < each.end for each in piece.lps)))
+        and (
+            not piece.lps
+            or (lp is not None and any(each.first <= lp < each.end for each in piece.lps))
+        )
     )
 
 
@@ -125,7 +148,10 @@ def rows_of(found: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
     for batch in found:
         batch.validate(full=True)
         columns = {name: _plain(batch.column(name)) for name in batch.schema.names}
-        rows += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        rows += [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
     return rows
 
 

@@ -25,13 +25,25 @@ SLOWNESS = 20_000
 def stream(spark: SparkSession, servers: str, folder: str, checkpoint: str, subjects: str) -> None:
     even, odd = subjects.split(",")
     lines = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).text(folder)
-    slow = f.expr(f"aggregate(sequence(1, {SLOWNESS} + length(value)), 0L, (sum, each) -> sum + each % 7)")
+    slow = f.expr(
+        f"aggregate(sequence(1, {SLOWNESS} + length(value)), 0L, (sum, each) -> sum + each % 7)"
+    )
     is_even = f.substring("value", 7, 1).isin(*"02468")
     subject = f.when(is_even, even).otherwise(odd).alias("subject")
-    rows = lines.filter(slow > 0).select(f.rpad("value", PADDING, ".").alias("value"), f.substring("value", 1, 4).alias("key"), subject)
+    rows = lines.filter(slow > 0).select(
+        f.rpad("value", PADDING, ".").alias("value"),
+        f.substring("value", 1, 4).alias("key"),
+        subject,
+    )
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 20)
-    writer = rows.writeStream.format("qmq").option("qmq.servers", servers).option("qmq.batchMessages", 40)
-    writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+    writer = (
+        rows.writeStream.format("qmq")
+        .option("qmq.servers", servers)
+        .option("qmq.batchMessages", 40)
+    )
+    writer.option("checkpointLocation", checkpoint).trigger(
+        availableNow=True
+    ).start().awaitTermination()
 
 
 def retries(spark: SparkSession, servers: str, subjects: str, rows: str) -> None:
@@ -40,13 +52,23 @@ def retries(spark: SparkSession, servers: str, subjects: str, rows: str) -> None
     def fail_at(row: int) -> str:
         context = TaskContext.get()
         assert context is not None
-        if context.attemptNumber() < FAILURES and row % partition == partition * (4 - context.attemptNumber()) // 5:
+        if (
+            context.attemptNumber() < FAILURES
+            and row % partition == partition * (4 - context.attemptNumber()) // 5
+        ):
             raise RuntimeError("this attempt fails, as it shall")
         return f"{row:06d}" + "." * PADDING
 
     body = f.udf(fail_at, StringType())(f.col("id"))
-    found = spark.range(0, int(rows), numPartitions=2).select(body.alias("body"), (f.col("id") % 50).cast("string").alias("key"))
-    writer = found.write.format("qmq").mode("append").option("qmq.servers", servers).option("qmq.batchMessages", 100)
+    found = spark.range(0, int(rows), numPartitions=2).select(
+        body.alias("body"), (f.col("id") % 50).cast("string").alias("key")
+    )
+    writer = (
+        found.write.format("qmq")
+        .mode("append")
+        .option("qmq.servers", servers)
+        .option("qmq.batchMessages", 100)
+    )
     for subject in subjects.split(","):
         writer.option("subject", subject).save()
 

@@ -46,7 +46,16 @@ from support import node_config, running
 from qmq.client.metadata.service import MetadataClient
 from qmq.columns.model import ALL, QueuePiece, RoutePartition, Routes, SourceBatch
 from qmq.columns.servers.log import ServerAddress
-from qmq.errors import NotConnected, NumberTaken, OutOfSequence, Overloaded, QmqError, ReadOnly, RouteChanged, Unavailable
+from qmq.errors import (
+    NotConnected,
+    NumberTaken,
+    OutOfSequence,
+    Overloaded,
+    QmqError,
+    ReadOnly,
+    RouteChanged,
+    Unavailable,
+)
 from qmq.model import Order, SubjectConfig
 from qmq.node.dev_node import Node
 from qmq.proto.v1 import meta_pb2 as pb
@@ -97,7 +106,9 @@ class Queue:
             raise ReadOnly("drained")
         if is_ordered and number != max(mine, default=-1) + 1:
             raise OutOfSequence(f"{number} of {mine}")
-        self.batches.append(Stored(producer_id, number, request.rows, contents_of(packet.load), packet))
+        self.batches.append(
+            Stored(producer_id, number, request.rows, contents_of(packet.load), packet)
+        )
 
     def of(self, producer_id: int) -> list[Stored]:
         return [each for each in self.batches if each.producer_id == producer_id]
@@ -138,7 +149,10 @@ class Cluster:
     def open_parts(self) -> list[RoutePartition]:
         parts = self.routes[-1].partitions
         closed = {source for part in parts.values() for source in part.sources}
-        return sorted((part for part in parts.values() if part.number not in closed), key=lambda part: part.lps.first)
+        return sorted(
+            (part for part in parts.values() if part.number not in closed),
+            key=lambda part: part.lps.first,
+        )
 
     def change(self) -> None:
         """A step of a change: prepare one, seal a source of it, or publish it."""
@@ -154,7 +168,9 @@ class Cluster:
         version = self.routes[-1].version + 1
         for part in targets:
             self._part_queue(part).is_known = self.random.random() < 0.6
-        self.routes.append(Routes(LPS, version, {**parts, **{part.number: part for part in targets}}))
+        self.routes.append(
+            Routes(LPS, version, {**parts, **{part.number: part for part in targets}})
+        )
         self.sealing = None
 
     def _part_queue(self, part: RoutePartition) -> Queue:
@@ -168,14 +184,20 @@ class Cluster:
         if self.random.random() < 0.4 and at + 1 < len(parts):
             other = parts[at + 1]
             merged = LpRange(part.lps.first, other.lps.end)
-            return [part.number, other.number], [self._new(number, merged, version, (part.number, other.number))]
+            return [part.number, other.number], [
+                self._new(number, merged, version, (part.number, other.number))
+            ]
         if part.lps.width > 1 and self.random.random() < 0.8:
             middle = self.random.randrange(part.lps.first + 1, part.lps.end)
             ranges = [LpRange(part.lps.first, middle), LpRange(middle, part.lps.end)]
-            return [part.number], [self._new(number + i, lps, version, (part.number,)) for i, lps in enumerate(ranges)]
+            return [part.number], [
+                self._new(number + i, lps, version, (part.number,)) for i, lps in enumerate(ranges)
+            ]
         return [part.number], [self._new(number, part.lps, version, (part.number,))]
 
-    def _new(self, number: int, lps: LpRange, version: int, sources: tuple[int, ...]) -> RoutePartition:
+    def _new(
+        self, number: int, lps: LpRange, version: int, sources: tuple[int, ...]
+    ) -> RoutePartition:
         return RoutePartition(number, lps, self.random.choice(self.groups), version, sources)
 
     def hear(self) -> None:
@@ -191,16 +213,26 @@ class Cluster:
             raise NotConnected("away")
         if isinstance(ask, Locate):
             if self.is_ordered:
-                return self.routes[-1] if self.random.random() < 0.7 else self.random.choice(self.routes)
-            return {group: not self.queue(RowTarget("s", 0, group)).is_drained for group in self.groups}
+                return (
+                    self.routes[-1]
+                    if self.random.random() < 0.7
+                    else self.random.choice(self.routes)
+                )
+            return {
+                group: not self.queue(RowTarget("s", 0, group)).is_drained for group in self.groups
+            }
         queue = self.queue(ask.target)
         if ask.is_final and not queue.is_sealed:
             raise NotConnected("not sealed there yet")
         mine = queue.of(writer.producer_id(ask.target))
         if not self.is_ordered:
             begin, end = writer.numbers_begin, writer.numbers_end
-            runs = {each.number - begin: each.contents for each in mine if begin <= each.number < end}
-            return LookedUp(runs=runs, has_later=self.shows_later and any(each.number >= end for each in mine))
+            runs = {
+                each.number - begin: each.contents for each in mine if begin <= each.number < end
+            }
+            return LookedUp(
+                runs=runs, has_later=self.shows_later and any(each.number >= end for each in mine)
+            )
         number = max([each.number for each in mine], default=-1) + 1
         rows = {
             row: content
@@ -210,8 +242,12 @@ class Cluster:
             if epoch == writer.epoch
         }
         prints = np.array([rows[row] for row in sorted(rows)], np.uint64)
-        has_later = self.shows_later and any(epoch > writer.epoch for each in mine for epoch, _ in each.rows)
-        return LookedUp(number, rows=np.array(sorted(rows), np.int64), prints=prints, has_later=has_later)
+        has_later = self.shows_later and any(
+            epoch > writer.epoch for each in mine for epoch, _ in each.rows
+        )
+        return LookedUp(
+            number, rows=np.array(sorted(rows), np.int64), prints=prints, has_later=has_later
+        )
 
     def process(self, request: Request) -> QmqError | None:
         packet = request.packet
@@ -228,7 +264,9 @@ class Cluster:
 class Attempt:
     """A task's attempt: a core, and its connection to each broker group."""
 
-    def __init__(self, cluster: Cluster, core: SubjectCore, writer: RowWriter, loads: list[Load]) -> None:
+    def __init__(
+        self, cluster: Cluster, core: SubjectCore, writer: RowWriter, loads: list[Load]
+    ) -> None:
         self.cluster, self.core, self.writer = cluster, core, writer
         self.loads = list(loads)
         self.asked: dict[str, list[Request]] = {}
@@ -243,7 +281,15 @@ class Attempt:
         """One possible step of the attempt."""
         chance = self.cluster.random
         self.now += chance.random()
-        moves: list[Callable[[], None]] = [self._send, self._send, self._serve, self._serve, self._deliver, self._deliver, self._ask]
+        moves: list[Callable[[], None]] = [
+            self._send,
+            self._send,
+            self._serve,
+            self._serve,
+            self._deliver,
+            self._deliver,
+            self._ask,
+        ]
         if self.loads and self.core.pending_bytes < 40:
             moves.append(lambda: self.core.put(self.loads.pop(0)))
         if chance.random() < 0.03:
@@ -315,7 +361,12 @@ _KINDS: dict[str, DataType] = {
 
 def schema_of(text: str) -> StructType:
     """The schema of a text such as "body binary, key string"."""
-    return StructType([StructField(name, _KINDS[kind]) for name, kind in re.findall(r"(\w+) ([\w<>,]+?)(?:, |$)", text)])
+    return StructType(
+        [
+            StructField(name, _KINDS[kind])
+            for name, kind in re.findall(r"(\w+) ([\w<>,]+?)(?:, |$)", text)
+        ]
+    )
 
 
 def fields_of(text: str, *, has_subject: bool = True) -> Fields:
@@ -353,11 +404,17 @@ class NodeThread:
 
     def create(self, name: str, *, partitions: int = 0) -> None:
         """Create a subject: an ordered one if `partitions` is given."""
-        config = SubjectConfig(name, order=Order.STRICT, logical_partitions=64) if partitions else SubjectConfig(name)
+        config = (
+            SubjectConfig(name, order=Order.STRICT, logical_partitions=64)
+            if partitions
+            else SubjectConfig(name)
+        )
 
         async def created(metadata: MetadataClient) -> None:
             while True:
-                with suppress(Unavailable):  # on a busy machine the node may not run for longer than a call waits
+                with suppress(
+                    Unavailable
+                ):  # on a busy machine the node may not run for longer than a call waits
                     await metadata.create_subject(config, partitions=partitions)
                     return
 
@@ -365,7 +422,11 @@ class NodeThread:
 
     def split(self, name: str, partition: int) -> None:
         """Split a partition of an ordered subject in two."""
-        self.ask(lambda metadata: metadata.change_route(name, split=pb.SplitOperation(partition=partition), reason="test"))
+        self.ask(
+            lambda metadata: metadata.change_route(
+                name, split=pb.SplitOperation(partition=partition), reason="test"
+            )
+        )
 
     def batches(self, subject: str) -> list[tuple[int, BatchView]]:
         """(partition, batch) of all committed batches."""
@@ -394,7 +455,9 @@ def view(batch: SourceBatch) -> BatchView:
 
 
 @contextmanager
-def node_thread(data: Path, *, delay: bool = False, auto_create: bool = False) -> Iterator[NodeThread]:
+def node_thread(
+    data: Path, *, delay: bool = False, auto_create: bool = False
+) -> Iterator[NodeThread]:
     """A running node, until the block ends."""
     ready: list[NodeThread] = []
     is_up, is_over = threading.Event(), asyncio.Event()
@@ -424,11 +487,23 @@ def record_batches(columns: dict[str, pa.Array], rows_max: int = 100) -> list[pa
     return pa.table(columns).to_batches(max_chunksize=rows_max)
 
 
-def write(cluster: Any, schema: str, batches: Iterable[pa.RecordBatch], *, writer: RowWriter = WRITER, **options: str) -> Counts:
+def write(
+    cluster: Any,
+    schema: str,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    writer: RowWriter = WRITER,
+    **options: str,
+) -> Counts:
     """Run one write task in this thread. Names of options come without `qmq.`."""
-    names = {name if name in ("subject", "createSubject") else f"qmq.{name}": value for name, value in options.items()}
+    names = {
+        name if name in ("subject", "createSubject") else f"qmq.{name}": value
+        for name, value in options.items()
+    }
     asked = SinkOptions.parse({"qmq.servers": "unused:1", "qmq.batchMessages": "50", **names})
-    return WriteTask(cluster, writer, fields_of(schema, has_subject=bool(asked.subject)), asked).run(batches)
+    return WriteTask(
+        cluster, writer, fields_of(schema, has_subject=bool(asked.subject)), asked
+    ).run(batches)
 
 
 __all__ = ["NodeThread", "SinkCluster", "node_thread", "record_batches", "write"]

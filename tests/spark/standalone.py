@@ -62,7 +62,19 @@ def standalone(folder: Path, *, cores: int = 2) -> Iterator[Standalone]:
 
 def _start(started: list[Process], log: Path, role: str, *options: str) -> Process:
     quick = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": fast_session.java_options()}
-    words = [sys.executable, "-m", "pyspark_qmq.standalone", role, "--host", LOOPBACK, "--port", "0", "--webui-port", "0", *options]
+    words = [
+        sys.executable,
+        "-m",
+        "pyspark_qmq.standalone",
+        role,
+        "--host",
+        LOOPBACK,
+        "--port",
+        "0",
+        "--webui-port",
+        "0",
+        *options,
+    ]
     started.append(processes.spawn(words, {**os.environ, **quick}, log, dies_with_us=True))
     return started[-1]
 
@@ -122,7 +134,9 @@ print(json.dumps({"read": orders.count(), "refused": refused}))
 """
 
 
-def drive(folder: Path, master: str, server: str, variables: Mapping[str, str], conf: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+def drive(
+    folder: Path, master: str, server: str, variables: Mapping[str, str], conf: Mapping[str, str]
+) -> tuple[dict[str, Any], str]:
     """Run a driver as a process. Returns the JSON that it printed, and everything that Spark showed and logged about it."""
     logs = folder / "events"
     logs.mkdir()
@@ -138,16 +152,33 @@ def drive(folder: Path, master: str, server: str, variables: Mapping[str, str], 
         **conf,
     }
     shown = folder / "shown"
-    words = [sys.executable, "-c", PROGRAM, master, json.dumps(settings), server, str(shown), str(folder / "checkpoint")]
+    words = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        master,
+        json.dumps(settings),
+        server,
+        str(shown),
+        str(folder / "checkpoint"),
+    ]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("QMQ_T")}
     environment = {**clean, CONTEXT_VARIABLE: "", "SPARK_LOCAL_IP": LOOPBACK, **variables}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     events = [path.read_text() for path in logs.rglob("*") if path.is_file()]
     assert events
-    return json.loads(done.stdout.splitlines()[-1]), "\n".join([shown.read_text(), done.stdout, done.stderr, *events])
+    return json.loads(done.stdout.splitlines()[-1]), "\n".join(
+        [shown.read_text(), done.stdout, done.stderr, *events]
+    )
 
 
 def variables(tls: Tls) -> dict[str, str]:
     found = {"QMQ_TLS_CA": str(tls.ca)}
-    return found if tls.cert is None else {**found, "QMQ_TLS_CERT": str(tls.cert), "QMQ_TLS_KEY": str(tls.key)}
+    return (
+        found
+        if tls.cert is None
+        else {**found, "QMQ_TLS_CERT": str(tls.cert), "QMQ_TLS_KEY": str(tls.key)}
+    )

@@ -19,19 +19,31 @@ from support import NodeProcess
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    found = load_catalog(
+        "lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse"
+    )
     yield found
     found.close()
 
 
 def archived(spark: SparkSession, node: Path, out: Path, *more: str) -> int:
-    catalog = ["--catalog-uri", f"sqlite:///{out}/catalog.db", "--warehouse", f"file://{out}/warehouse"]
-    return main(ArchiveJob(), ["--path", str(node), "--pattern", "orders|pay", *catalog, *more], spark)
+    catalog = [
+        "--catalog-uri",
+        f"sqlite:///{out}/catalog.db",
+        "--warehouse",
+        f"file://{out}/warehouse",
+    ]
+    return main(
+        ArchiveJob(), ["--path", str(node), "--pattern", "orders|pay", *catalog, *more], spark
+    )
 
 
 def everything(rows: DataFrame) -> list[str]:
     """All columns of all rows, as text, sorted: two sets of rows are the same if these are."""
-    return sorted(str(each.asDict(recursive=True)) for each in rows.select(*default_schema(with_headers=True).names).collect())
+    return sorted(
+        str(each.asDict(recursive=True))
+        for each in rows.select(*default_schema(with_headers=True).names).collect()
+    )
 
 
 def send(node: NodeProcess, count: int) -> None:
@@ -50,7 +62,11 @@ def send(node: NodeProcess, count: int) -> None:
 
 
 def test_the_job_takes_what_is_new_once_and_verify_finds_it_the_same_as_the_log(
-    spark: SparkSession, node_process: NodeProcess, catalog: Catalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    node_process: NodeProcess,
+    catalog: Catalog,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = node_process.data
     send(node_process, 120)
@@ -65,7 +81,11 @@ def test_the_job_takes_what_is_new_once_and_verify_finds_it_the_same_as_the_log(
     assert (facts["messages"], facts["archived now"], facts["commits now"]) == (300, 60, 2)
     assert archived(spark, folder, tmp_path, "--verify") == 0
 
-    log = spark.read.format("qmq").options(**{"qmq.path": str(folder), "subscribe": "orders", "includeHeaders": "true"}).load()
+    log = (
+        spark.read.format("qmq")
+        .options(**{"qmq.path": str(folder), "subscribe": "orders", "includeHeaders": "true"})
+        .load()
+    )
     assert everything(read_archive(spark, catalog, "orders")) == everything(log)
 
     drop_a_row(next((tmp_path / "warehouse" / "qmq" / "orders").rglob("*.parquet")))
@@ -89,11 +109,18 @@ def drop_a_row(path: Path) -> None:
         (["--subject", "orders", "LAKE"], "give the log"),
         (["--path", "/nowhere", "LAKE"], "give the subjects"),
         (["--path", "/nowhere", "--subject", "orders", "LAKE"], "[E"),
-        (["--path", "/nowhere", "--subject", "orders", "LAKE", "-o", "tags=paid"], "leave out tags"),
+        (
+            ["--path", "/nowhere", "--subject", "orders", "LAKE", "-o", "tags=paid"],
+            "leave out tags",
+        ),
     ],
 )
 def test_errors_are_reported_in_one_line(
-    spark: SparkSession, tmp_path: Path, argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    tmp_path: Path,
+    argv: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     lake = f"--catalog-uri=sqlite:///{tmp_path}/catalog.db"
     assert main(ArchiveJob(), [lake if each == "LAKE" else each for each in argv], spark) == 2
@@ -104,7 +131,10 @@ def test_errors_are_reported_in_one_line(
 
 
 def test_verify_of_a_subject_without_a_table_says_so(
-    spark: SparkSession, node_process: NodeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    node_process: NodeProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     send(node_process, 1)
     assert archived(spark, node_process.data, tmp_path, "--verify") == 2

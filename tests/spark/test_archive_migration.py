@@ -20,12 +20,16 @@ OLD = Path(__file__).resolve().parents[1] / "golden" / "archive"
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    found = load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    found = load_catalog(
+        "lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse"
+    )
     yield found
     found.close()
 
 
-def test_every_row_is_in_the_tables_once_with_the_positions_behind_them(catalog: Catalog, tmp_path: Path) -> None:
+def test_every_row_is_in_the_tables_once_with_the_positions_behind_them(
+    catalog: Catalog, tmp_path: Path
+) -> None:
     words = [
         "lake",
         "migrate",
@@ -41,9 +45,13 @@ def test_every_row_is_in_the_tables_once_with_the_positions_behind_them(catalog:
             table = find_table(catalog, "qmq", subject)
             found = table.iceberg.scan().to_arrow().sort_by("sequence")
             assert found["sequence"].to_pylist() == list(range(25))
-            assert found["body"].to_pylist() == [f"{subject} {number}".encode() for number in range(25)]
+            assert found["body"].to_pylist() == [
+                f"{subject} {number}".encode() for number in range(25)
+            ]
             assert found["key"].to_pylist() == [f"k{number % 7}".encode() for number in range(25)]
-            assert found["headers"].to_pylist() == [[("number", bytes([number]))] for number in range(25)]
+            assert found["headers"].to_pylist() == [
+                [("number", bytes([number]))] for number in range(25)
+            ]
             assert found["tags"].to_pylist() == [["t", "é"]] * 25
             assert list(table.positions().values()) == [25]
 
@@ -53,12 +61,16 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OLD, tmp_path / "old"))
 
 
-def test_a_migration_that_dies_between_two_subjects_continues_with_the_second(catalog: Catalog, copy: Path) -> None:
+def test_a_migration_that_dies_between_two_subjects_continues_with_the_second(
+    catalog: Catalog, copy: Path
+) -> None:
     assert next(migrate(copy, catalog, "qmq")).subject == "orders"
     assert [each.subject for each in migrate(copy, catalog, "qmq")] == ["pay"]
 
 
-def test_a_subject_that_has_a_table_from_elsewhere_is_refused(catalog: Catalog, copy: Path, tmp_path: Path) -> None:
+def test_a_subject_that_has_a_table_from_elsewhere_is_refused(
+    catalog: Catalog, copy: Path, tmp_path: Path
+) -> None:
     list(migrate(copy, catalog, "qmq"))
     with pytest.raises(InvalidArgument, match="has messages in qmq already"):
         list(migrate(copy.rename(tmp_path / "other"), catalog, "qmq"))

@@ -56,7 +56,9 @@ async def publish(server: str, subject: str) -> None:
 
 
 @pytest.mark.longest
-def test_many_messages_over_a_hundred_changes_are_clean_and_a_planted_one_is_found(spark: SparkSession, tmp_path: Path) -> None:
+def test_many_messages_over_a_hundred_changes_are_clean_and_a_planted_one_is_found(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     node = NodeProcess(tmp_path / "node")
     try:
         server = node.start()
@@ -66,7 +68,12 @@ def test_many_messages_over_a_hundred_changes_are_clean_and_a_planted_one_is_fou
         topology = log.topology(["audited"])
         log.close()
         schema = projection([*COLUMNS, *parse_by(BY).columns])
-        reader = spark.read.format("qmq").option("qmq.servers", server).option("subscribe", "audited").schema(schema)
+        reader = (
+            spark.read.format("qmq")
+            .option("qmq.servers", server)
+            .option("subscribe", "audited")
+            .schema(schema)
+        )
         reader.load().write.parquet(str(tmp_path / "columns"))
     finally:
         node.kill()
@@ -75,9 +82,17 @@ def test_many_messages_over_a_hundred_changes_are_clean_and_a_planted_one_is_fou
     assert (messages.count(), routes.version) == (MESSAGES, CHANGES + 1)
     found = audit(messages, routes, by=BY, is_dense=True, queues=queues)
     assert found.is_clean, found.examples[:5]
-    victim = messages.filter("key = cast('key-77' as binary)").orderBy("partition", "sequence").collect()[50]
+    victim = (
+        messages.filter("key = cast('key-77' as binary)")
+        .orderBy("partition", "sequence")
+        .collect()[50]
+    )
     is_it = (f.col("partition") == victim["partition"]) & (f.col("sequence") == victim["sequence"])
     planted = messages.withColumn("body", f.when(is_it, f.lit(b'{"n":3}')).otherwise(f.col("body")))
     wrong = audit(planted, routes, by=BY, is_dense=True, queues=queues)
     assert not wrong.is_clean
-    assert {bytes(row["key"]) for row in wrong.violations.select("key").collect() if row["key"] is not None} == {b"key-77"}
+    assert {
+        bytes(row["key"])
+        for row in wrong.violations.select("key").collect()
+        if row["key"] is not None
+    } == {b"key-77"}

@@ -13,7 +13,15 @@ import pytest
 from publishing import at, dataset, delivery
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark_qmq.jobs import dead_letters
-from pyspark_qmq.jobs.dead_letters import REPLAYED, Pace, ReplayedKey, failed_ranges, letters, not_replayed, outgoing
+from pyspark_qmq.jobs.dead_letters import (
+    REPLAYED,
+    Pace,
+    ReplayedKey,
+    failed_ranges,
+    letters,
+    not_replayed,
+    outgoing,
+)
 from pyspark_qmq.jobs.dead_letters import dead_letters as read_dead
 from pyspark_qmq.jobs.job import main
 from support import NodeProcess, eventually, node_config, running
@@ -77,7 +85,9 @@ def test_each_cause_is_found_and_nothing_else(spark: SparkSession) -> None:
         parked(30, attempt=0, verdict="drop"),
     ]
     found = failed_ranges(dataset(spark, "deliveries", rows), 5).collect()
-    assert sorted((row.cause, row.first_sequence, row.last_sequence, row.attempts) for row in found) == [
+    assert sorted(
+        (row.cause, row.first_sequence, row.last_sequence, row.attempts) for row in found
+    ) == [
         ("expired", 20, 24, None),
         ("failing", 10, 10, 5),
         ("failing", 11, 12, 5),
@@ -86,7 +96,13 @@ def test_each_cause_is_found_and_nothing_else(spark: SparkSession) -> None:
 
 
 def test_a_parked_message_says_whether_it_failed_itself(spark: SparkSession) -> None:
-    rows = [parked(5, "park", attempt=3), parked(8, "park", attempt=0), parked(5), parked(8), parked(9)]
+    rows = [
+        parked(5, "park", attempt=3),
+        parked(8, "park", attempt=0),
+        parked(5),
+        parked(8),
+        parked(9),
+    ]
     found = failed_ranges(dataset(spark, "deliveries", rows), 5).collect()
     causes = sorted((row.first_sequence, row.cause, row.attempts) for row in found)
     assert causes == [(5, "parked", 3), (8, "follower", 0), (9, "parked", None)]
@@ -103,17 +119,37 @@ def test_messages_that_are_kept_are_named_and_others_counted(spark: SparkSession
         "subject string, partition int, broker_group string, sequence long, logical_partition int, key binary, tags array<string>, "
         "message_id string, append_time timestamp",
     )
-    ranges = failed_ranges(dataset(spark, "deliveries", [delivery(8, 12, "expired", None, 7, attempt=None)]), 5)
+    ranges = failed_ranges(
+        dataset(spark, "deliveries", [delivery(8, 12, "expired", None, 7, attempt=None)]), 5
+    )
     every = letters(messages, ranges)
-    assert [(row.sequence, row.cause, row.consumer_group, bytes(row.key)) for row in every.collect()] == [(10, "expired", "ops", b"key")]
-    assert [(row.messages, row.cause) for row in dead_letters.counted(ranges, None)] == [(5, "expired")]
-    assert [(row.tag, row.messages) for row in dead_letters.tagged(every, None)] == [("a", 1), ("b", 1)]
+    assert [
+        (row.sequence, row.cause, row.consumer_group, bytes(row.key)) for row in every.collect()
+    ] == [(10, "expired", "ops", b"key")]
+    assert [(row.messages, row.cause) for row in dead_letters.counted(ranges, None)] == [
+        (5, "expired")
+    ]
+    assert [(row.tag, row.messages) for row in dead_letters.tagged(every, None)] == [
+        ("a", 1),
+        ("b", 1),
+    ]
 
 
 def test_dead_letters_are_counted_by_their_headers(spark: SparkSession) -> None:
-    letters_of = read(dead(spark, {"headers": reasons()}, {"headers": reasons(b"late", tags=b"x")}, {"headers": None}, {"headers": {}}))
+    letters_of = read(
+        dead(
+            spark,
+            {"headers": reasons()},
+            {"headers": reasons(b"late", tags=b"x")},
+            {"headers": None},
+            {"headers": {}},
+        )
+    )
     empty = failed_ranges(dataset(spark, "deliveries", []), 5)
-    found = [(row.cause, row.consumer_group, row.messages) for row in dead_letters.counted(empty, letters_of)]
+    found = [
+        (row.cause, row.consumer_group, row.messages)
+        for row in dead_letters.counted(empty, letters_of)
+    ]
     assert found == [("unknown", None, 2), ("boom", "ops", 1), ("late", "ops", 1)]
 
 
@@ -121,29 +157,71 @@ def test_no_dead_letter_is_clean_and_some_are_a_finding() -> None:
     assert dead_letters.report([], [], [], [], {}, 0, {}).is_clean
     row = Row(cause="boom", subject="s", consumer_group="ops", messages=3, attempts=None)
     found = dead_letters.report([row], [], [], [], {}, 0, {})
-    assert (found.is_clean, found.headline) == (False, "3 messages failed for good, most of them because of 'boom' (3)")
+    assert (found.is_clean, found.headline) == (
+        False,
+        "3 messages failed for good, most of them because of 'boom' (3)",
+    )
     assert dead_letters.report([row], [], [], [], {}, 3, {}).is_clean
 
 
 # --- giving back -------------------------------------------------------------------------------------------------------
 
 
-def test_what_goes_out_is_the_message_as_it_was_with_a_mark_and_in_order(spark: SparkSession) -> None:
+def test_what_goes_out_is_the_message_as_it_was_with_a_mark_and_in_order(
+    spark: SparkSession,
+) -> None:
     rows = [
-        {"headers": reasons(mine=b"1"), "key": b"k", "tags": ["t"], "append_time": 9, "sequence": 4},
-        {"headers": reasons(**{REPLAYED: b"dead/0@g#1"}), "key": b"k", "append_time": 3, "sequence": 2},
+        {
+            "headers": reasons(mine=b"1"),
+            "key": b"k",
+            "tags": ["t"],
+            "append_time": 9,
+            "sequence": 4,
+        },
+        {
+            "headers": reasons(**{REPLAYED: b"dead/0@g#1"}),
+            "key": b"k",
+            "append_time": 3,
+            "sequence": 2,
+        },
     ]
-    second, first = sorted(outgoing(read(dead(spark, *rows))).collect(), key=lambda row: -row.number)
+    second, first = sorted(
+        outgoing(read(dead(spark, *rows))).collect(), key=lambda row: -row.number
+    )
     assert (first.number, second.number) == (0, 1)
-    assert (second.subject, bytes(second.key), second.tags, bytes(second.body), second.message_id) == ("s", b"k", ["t"], b"0", "0" * 32)
-    assert {name: bytes(value) for name, value in second.headers.items()} == {"mine": b"1", REPLAYED: b"dead/0@g#4"}
-    assert {name: bytes(value) for name, value in first.headers.items()} == {REPLAYED: b"dead/0@g#2"}
+    assert (
+        second.subject,
+        bytes(second.key),
+        second.tags,
+        bytes(second.body),
+        second.message_id,
+    ) == ("s", b"k", ["t"], b"0", "0" * 32)
+    assert {name: bytes(value) for name, value in second.headers.items()} == {
+        "mine": b"1",
+        REPLAYED: b"dead/0@g#4",
+    }
+    assert {name: bytes(value) for name, value in first.headers.items()} == {
+        REPLAYED: b"dead/0@g#2"
+    }
 
 
 def test_what_was_given_back_before_is_left_out(spark: SparkSession) -> None:
-    found = read(dead(spark, {"headers": reasons()}, {"headers": reasons()}, {"headers": reasons(), "broker_group": "h", "sequence": 0}))
-    stored = spark.createDataFrame([({REPLAYED: b"dead/0@g#0"},), ({"x": b"dead/0@g#1"},), (None,)], "headers map<string,binary>")
-    assert sorted(row.mark for row in not_replayed(found, stored).collect()) == ["dead/0@g#1", "dead/0@h#0"]
+    found = read(
+        dead(
+            spark,
+            {"headers": reasons()},
+            {"headers": reasons()},
+            {"headers": reasons(), "broker_group": "h", "sequence": 0},
+        )
+    )
+    stored = spark.createDataFrame(
+        [({REPLAYED: b"dead/0@g#0"},), ({"x": b"dead/0@g#1"},), (None,)],
+        "headers map<string,binary>",
+    )
+    assert sorted(row.mark for row in not_replayed(found, stored).collect()) == [
+        "dead/0@g#1",
+        "dead/0@h#0",
+    ]
 
 
 class Times:
@@ -176,9 +254,15 @@ def test_without_a_rate_limit_no_one_waits() -> None:
     assert times.slept == []
 
 
-def test_slices_are_written_in_order_each_under_a_name_of_its_own(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_are_written_in_order_each_under_a_name_of_its_own(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[list[int]] = []
-    monkeypatch.setattr(dead_letters, "_write", lambda piece, servers: written.append([row.number for row in piece.collect()]))
+    monkeypatch.setattr(
+        dead_letters,
+        "_write",
+        lambda piece, servers: written.append([row.number for row in piece.collect()]),
+    )
     rows = outgoing(read(dead(spark, *[{"headers": reasons()}] * 5)))
     times = Times()
     assert dead_letters.send(rows, "nowhere:1", Pace(2, lambda: times.now_s, times.sleep)) == 5
@@ -191,9 +275,13 @@ def test_slices_are_written_in_order_each_under_a_name_of_its_own(spark: SparkSe
 
 async def fail(mq: qmq.Client) -> None:
     """For an ordered subject: park the key `bad` with the messages that follow. For an unordered one: let a message fail repeatedly."""
-    await mq.metadata.create_subject(SubjectConfig("paid", order=Order.STRICT, logical_partitions=8), partitions=2)
+    await mq.metadata.create_subject(
+        SubjectConfig("paid", order=Order.STRICT, logical_partitions=8), partitions=2
+    )
     for each in range(12):
-        await mq.send("paid", b"%d" % each, key="bad" if each in (3, 6) else f"k{each}", tags=["vip"])
+        await mq.send(
+            "paid", b"%d" % each, key="bad" if each in (3, 6) else f"k{each}", tags=["vip"]
+        )
 
     seen: list[bytes] = []
 
@@ -202,7 +290,9 @@ async def fail(mq: qmq.Client) -> None:
         if message.key == "bad":
             raise ValueError("no")
 
-    async with mq.ordered_consumer("paid", "ops", on_failure="park", attempts_max=2, retry_delays_s=(0.0,)) as consumer:
+    async with mq.ordered_consumer(
+        "paid", "ops", on_failure="park", attempts_max=2, retry_delays_s=(0.0,)
+    ) as consumer:
         task = asyncio.create_task(consumer.run(handle))
         await eventually(lambda: len(set(seen)) == 11)
         async with asyncio.timeout(20):
@@ -228,25 +318,46 @@ async def test_a_folder_of_a_node_tells_what_failed_and_why(
 ) -> None:
     async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq:
         await fail(mq)
-    argv = ["--path", str(tmp_path / "node"), "--pattern", ".*", "--attempts", "3", "--out", str(tmp_path / "out")]
+    argv = [
+        "--path",
+        str(tmp_path / "node"),
+        "--pattern",
+        ".*",
+        "--attempts",
+        "3",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(dead_letters.JOB, argv, spark) == 1, capsys.readouterr().err
     tables = dict(tables_of(tmp_path / "out"))
-    assert {(row["cause"], row["subject"], row["group"], row["messages"], row["most attempts"]) for row in tables["causes"]} == {
+    assert {
+        (row["cause"], row["subject"], row["group"], row["messages"], row["most attempts"])
+        for row in tables["causes"]
+    } == {
         ("parked", "paid", "ops", 1, 2),
         ("follower", "paid", "ops", 1, 0),
         ("failing", "jobs", "workers", 1, 3),
     }
-    assert {(row["cause"], row["tag"]) for row in tables["tags"]} == {("parked", "vip"), ("follower", "vip"), ("failing", "night")}
+    assert {(row["cause"], row["tag"]) for row in tables["tags"]} == {
+        ("parked", "vip"),
+        ("follower", "vip"),
+        ("failing", "night"),
+    }
     assert [(row["key"], row["messages"]) for row in tables["parked_keys"]] == [("bad", 2)]
     assert spark.read.parquet(str(tmp_path / "out" / "letters.parquet")).count() == 3
 
 
 @pytest.mark.long
-async def test_parked_keys_are_given_back_by_the_brokers(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_parked_keys_are_given_back_by_the_brokers(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq:
         await fail(mq)
         argv = ["--servers", node.address, "--subject", "paid", "--replay"]
-        assert await asyncio.to_thread(main, dead_letters.JOB, [*argv, "--dry-run", "--json"], spark) == 1
+        assert (
+            await asyncio.to_thread(main, dead_letters.JOB, [*argv, "--dry-run", "--json"], spark)
+            == 1
+        )
         planned = json.loads(capsys.readouterr().out)["facts"]
         assert planned["would be given back by brokers"] == 2
         assert len(await mq.metadata.parked("paid", "ops")) == 1
@@ -261,8 +372,14 @@ async def send_dead(address: str) -> None:
         for subject in ("s", "t"):
             await mq.metadata.create_subject(SubjectConfig(subject))
         for each in range(20):
-            headers = {"why": "boom" if each % 2 else "late", "where": "s" if each < 15 else "t", "mine": "1"}
-            await mq.send("dead", str(each).encode(), key=f"k{each % 3}", headers=headers, tags=["x"])
+            headers = {
+                "why": "boom" if each % 2 else "late",
+                "where": "s" if each < 15 else "t",
+                "mine": "1",
+            }
+            await mq.send(
+                "dead", str(each).encode(), key=f"k{each % 3}", headers=headers, tags=["x"]
+            )
         await mq.send("dead", b"homeless")
 
 
@@ -275,7 +392,9 @@ def test_messages_of_a_dead_letter_subject_are_sent_again_each_once(
     argv = ["--servers", address, "--subject", "s", "--dead-subject", "dead", *names]
 
     def run(*more: str) -> dict[str, Any]:
-        assert main(dead_letters.JOB, [*argv, *more], spark) == 1, capsys.readouterr().err  # the homeless one is always left
+        assert main(dead_letters.JOB, [*argv, *more], spark) == 1, (
+            capsys.readouterr().err
+        )  # the homeless one is always left
         return json.loads(capsys.readouterr().out)["facts"]  # type: ignore[no-any-return]
 
     planned = run("--replay", "--dry-run")
@@ -288,12 +407,18 @@ def test_messages_of_a_dead_letter_subject_are_sent_again_each_once(
     found = asyncio.run(stored(address, {"s": 15, "t": 5, "dead": 21}))
     sent = {message.body: message for message in found["dead"]}
     for message in found["s"] + found["t"]:
-        assert (message.id, message.key, message.tags) == (sent[message.body].id, sent[message.body].key, ("x",))
+        assert (message.id, message.key, message.tags) == (
+            sent[message.body].id,
+            sent[message.body].key,
+            ("x",),
+        )
         assert set(message.headers) == {"why", "where", "mine", REPLAYED}
     assert sorted(int(message.body) for message in found["s"]) == list(range(15))
     assert sorted(int(message.body) for message in found["t"]) == list(range(15, 20))
     for replay in (range(0, 15, 2), range(1, 15, 2)):
-        assert [int(each.body) for each in found["s"] if int(each.body) in replay] == list(replay), "order is not kept"
+        assert [int(each.body) for each in found["s"] if int(each.body) in replay] == list(
+            replay
+        ), "order is not kept"
 
 
 async def stored(address: str, counts: dict[str, int]) -> dict[str, list[Any]]:
@@ -311,8 +436,12 @@ async def everything(mq: qmq.Client, subject: str, count: int) -> list[Any]:
     return sorted(found, key=lambda message: message.sequence)
 
 
-def test_a_replay_needs_brokers(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(dead_letters.JOB, ["--path", str(tmp_path), "--subject", "s", "--replay"], spark) == 2
+def test_a_replay_needs_brokers(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(dead_letters.JOB, ["--path", str(tmp_path), "--subject", "s", "--replay"], spark) == 2
+    )
     assert "--replay needs --servers" in capsys.readouterr().err
 
 
@@ -320,7 +449,9 @@ def test_keys_that_are_no_longer_parked_are_skipped(monkeypatch: pytest.MonkeyPa
     asked: list[tuple[int, bytes]] = []
 
     class Metadata:
-        async def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
+        async def unpark(
+            self, subject: str, group: str, partition: int, key: bytes, *, replay: bool
+        ) -> int:
             asked.append((partition, key))
             if partition == 2:
                 raise qmq.errors.UnknownGroup("gone")
@@ -333,6 +464,10 @@ def test_keys_that_are_no_longer_parked_are_skipped(monkeypatch: pytest.MonkeyPa
         async def close(self) -> None: ...
 
     monkeypatch.setattr(dead_letters, "Client", Cluster)
-    keys = [ReplayedKey("s", "g", b"k", 5, 1), ReplayedKey("s", "g", b"k", 2, 1), ReplayedKey("s", "g", b"a", 7, 1)]
+    keys = [
+        ReplayedKey("s", "g", b"k", 5, 1),
+        ReplayedKey("s", "g", b"k", 2, 1),
+        ReplayedKey("s", "g", b"a", 7, 1),
+    ]
     assert dead_letters.unpark("x:1", keys, Pace(0)) == 8
     assert asked == [(7, b"a"), (2, b"k"), (5, b"k")]

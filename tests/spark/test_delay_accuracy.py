@@ -13,7 +13,16 @@ import pytest
 from publishing import START_MS, at, dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark_qmq.jobs import delay_accuracy
-from pyspark_qmq.jobs.delay_accuracy import CAME, EARLY, LOST, DelayFinding, figures, horizons, judged, oldest_kept
+from pyspark_qmq.jobs.delay_accuracy import (
+    CAME,
+    EARLY,
+    LOST,
+    DelayFinding,
+    figures,
+    horizons,
+    judged,
+    oldest_kept,
+)
 from pyspark_qmq.jobs.job import main
 from pyspark_qmq.jobs.lag_figures import quantile
 from support import eventually, node_config, running
@@ -28,28 +37,51 @@ LOG = "subject string, partition int, broker_group string, message_id string, ap
 REACHES_BACK = {"s": 0}
 
 
-def row(message_id: str, due: int, state: str = "delivered", sent: int = -1_000, **others: Any) -> dict[str, Any]:
+def row(
+    message_id: str, due: int, state: str = "delivered", sent: int = -1_000, **others: Any
+) -> dict[str, Any]:
     """A row of the schedule; times in ms."""
     times = {"due_time": due, "append_time": sent, "create_time": sent, "bucket": 0}
     flags = {"is_recurring": False, "is_directed": False}
-    return {"message_id": message_id, "delay_group": "d", "ordinal": 0, "state": state, **times, **flags, **others}
+    return {
+        "message_id": message_id,
+        "delay_group": "d",
+        "ordinal": 0,
+        "state": state,
+        **times,
+        **flags,
+        **others,
+    }
 
 
 def log(spark: SparkSession, rows: Iterable[tuple[str, int]]) -> DataFrame:
     """A log of pairs: message id, time of storing."""
-    return spark.createDataFrame([("s", 0, "g", message_id, at(time)) for message_id, time in rows], LOG)
+    return spark.createDataFrame(
+        [("s", 0, "g", message_id, at(time)) for message_id, time in rows], LOG
+    )
 
 
-def verdicts(spark: SparkSession, schedule: list[dict[str, Any]], stored: list[tuple[str, int]], **others: Any) -> dict[str, str]:
+def verdicts(
+    spark: SparkSession,
+    schedule: list[dict[str, Any]],
+    stored: list[tuple[str, int]],
+    **others: Any,
+) -> dict[str, str]:
     found = judge(spark, schedule, stored, **others).collect()
     return {each.message_id: each.verdict for each in found}
 
 
 def judge(
-    spark: SparkSession, schedule: list[dict[str, Any]], stored: list[tuple[str, int]], reaches: dict[str, int] | None = None, now: int = 0
+    spark: SparkSession,
+    schedule: list[dict[str, Any]],
+    stored: list[tuple[str, int]],
+    reaches: dict[str, int] | None = None,
+    now: int = 0,
 ) -> DataFrame:
     since = REACHES_BACK if reaches is None else reaches
-    return judged(dataset(spark, "schedules", schedule), log(spark, stored), since, START_MS + now, 10)
+    return judged(
+        dataset(spark, "schedules", schedule), log(spark, stored), since, START_MS + now, 10
+    )
 
 
 # --- verdicts ----------------------------------------------------------------------------------------------------------
@@ -63,16 +95,30 @@ def test_an_early_delivery_is_found(spark: SparkSession) -> None:
 
 def test_a_delivered_message_missing_in_the_log_is_lost_or_expired(spark: SparkSession) -> None:
     schedule = [row("lost", 5_000), row("gone", 4_999), row("nowhere", 9_000, subject="unknown")]
-    assert verdicts(spark, schedule, [], reaches={"s": START_MS + 5_000}) == {"lost": LOST, "gone": "gone", "nowhere": "gone"}
+    assert verdicts(spark, schedule, [], reaches={"s": START_MS + 5_000}) == {
+        "lost": LOST,
+        "gone": "gone",
+        "nowhere": "gone",
+    }
 
 
 def test_future_messages_are_not_lost_and_late_ones_are_overdue(spark: SparkSession) -> None:
-    schedule = [row("later", 9_000, "pending"), row("just", -1_000, "planned"), row("old", -2 * MINUTE, "pending")]
-    assert verdicts(spark, schedule, []) == {"later": "waiting", "just": "waiting", "old": "overdue"}
+    schedule = [
+        row("later", 9_000, "pending"),
+        row("just", -1_000, "planned"),
+        row("old", -2 * MINUTE, "pending"),
+    ]
+    assert verdicts(spark, schedule, []) == {
+        "later": "waiting",
+        "just": "waiting",
+        "old": "overdue",
+    }
 
 
 def test_messages_pending_in_an_old_checkpoint_may_have_been_delivered(spark: SparkSession) -> None:
-    assert verdicts(spark, [row("came", -2 * MINUTE, "pending")], [("came", -2 * MINUTE + 3)]) == {"came": CAME}
+    assert verdicts(spark, [row("came", -2 * MINUTE, "pending")], [("came", -2 * MINUTE + 3)]) == {
+        "came": CAME
+    }
 
 
 def test_a_cancelled_message_that_came_all_the_same_is_found(spark: SparkSession) -> None:
@@ -96,14 +142,26 @@ def test_a_message_that_is_there_twice_is_judged_by_the_first(spark: SparkSessio
     assert (found.verdict, found.error_ms, found.copies) == (CAME, 2, 2)
 
 
-def test_a_message_that_was_due_before_it_was_stored_is_measured_from_then(spark: SparkSession) -> None:
+def test_a_message_that_was_due_before_it_was_stored_is_measured_from_then(
+    spark: SparkSession,
+) -> None:
     (found,) = judge(spark, [row("a", -9_000, sent=0)], [("a", 20)]).collect()
     assert (found.verdict, found.error_ms, found.delay) == (CAME, 20, "up to 1 s")
 
 
 def test_the_log_reaches_back_to_the_oldest_message_of_the_queue_that_lost_most() -> None:
-    keys = [QueueKey("s", 0, "g"), QueueKey("s", 0, "h"), QueueKey("t", 0, "g"), QueueKey("u", 0, "g")]
-    queues = [SourceQueue(keys[0], 5, 9), SourceQueue(keys[1], 7, 9), SourceQueue(keys[2], 0, 9), SourceQueue(keys[3], 9, 9)]
+    keys = [
+        QueueKey("s", 0, "g"),
+        QueueKey("s", 0, "h"),
+        QueueKey("t", 0, "g"),
+        QueueKey("u", 0, "g"),
+    ]
+    queues = [
+        SourceQueue(keys[0], 5, 9),
+        SourceQueue(keys[1], 7, 9),
+        SourceQueue(keys[2], 0, 9),
+        SourceQueue(keys[3], 9, 9),
+    ]
     found = horizons(queues, {tuple(keys[0]): 100, tuple(keys[1]): 200, tuple(keys[2]): 300})
     assert (found["s"], found["t"]) == (200, 0)
     assert found["u"] > 1 << 60
@@ -114,13 +172,26 @@ def test_the_log_reaches_back_to_the_oldest_message_of_the_queue_that_lost_most(
 
 def test_quantiles_of_errors_are_exact_by_delay_and_by_hour(spark: SparkSession) -> None:
     hour = 3_600_000
-    schedule = [row(f"a{each}", 0, sent=-500) for each in range(101)] + [row(f"b{each}", hour, sent=0) for each in range(11)]
-    stored = [(f"a{each}", each) for each in range(101)] + [(f"b{each}", hour + 10 * each) for each in range(11)]
+    schedule = [row(f"a{each}", 0, sent=-500) for each in range(101)] + [
+        row(f"b{each}", hour, sent=0) for each in range(11)
+    ]
+    stored = [(f"a{each}", each) for each in range(101)] + [
+        (f"b{each}", hour + 10 * each) for each in range(11)
+    ]
     counts, twice, by_delay, by_hour, (edges, bins), some = figures(judge(spark, schedule, stored))
     assert (counts, twice, some) == ({CAME: 112}, 0, [])
-    assert [(name, messages) for name, messages, _ in by_delay] == [("all", 112), ("up to 1 s", 101), ("up to 1 h", 11)]
-    assert [quantile(by_delay[1][2], each) for each in (0.5, 0.99, 0.999, 1.0)] == pytest.approx([50, 99, 99.9, 100])
-    assert [(name, messages) for name, messages, _ in by_hour] == [("2023-11-14 22h", 101), ("2023-11-14 23h", 11)]
+    assert [(name, messages) for name, messages, _ in by_delay] == [
+        ("all", 112),
+        ("up to 1 s", 101),
+        ("up to 1 h", 11),
+    ]
+    assert [quantile(by_delay[1][2], each) for each in (0.5, 0.99, 0.999, 1.0)] == pytest.approx(
+        [50, 99, 99.9, 100]
+    )
+    assert [(name, messages) for name, messages, _ in by_hour] == [
+        ("2023-11-14 22h", 101),
+        ("2023-11-14 23h", 11),
+    ]
     assert sum(bins) == 112
     assert len(edges) == len(bins) + 1
 
@@ -155,14 +226,18 @@ async def send(data: Path) -> None:
     async with running(node_config(data, delay=True)) as node, qmq.connect(node.address) as mq:
         for each in range(12):
             await mq.send("s", b"%d" % each, delay=timedelta(milliseconds=50 * each))
-        moved, gone = [(await mq.send("s", b"x", delay=timedelta(days=each))).delayed_id for each in (3, 4)]
+        moved, gone = [
+            (await mq.send("s", b"x", delay=timedelta(days=each))).delayed_id for each in (3, 4)
+        ]
         assert moved is not None
         assert gone is not None
         await mq.delayed.move(moved, timedelta(milliseconds=200))
         await mq.delayed.cancel(gone)
         await mq.send("s", b"much later", delay=timedelta(days=30))
         await mq.send("s", b"now")
-        await eventually(lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 14)
+        await eventually(
+            lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 14
+        )
 
 
 async def test_every_delayed_message_of_a_node_is_found_and_none_early(
@@ -173,7 +248,13 @@ async def test_every_delayed_message_of_a_node_is_found_and_none_early(
     assert main(delay_accuracy.JOB, argv, spark) == 0, capsys.readouterr().err
     found = json.loads((tmp_path / "out" / "delay_accuracy.json").read_text())
     facts = {name: number for name, number in found["facts"].items() if name != "as of"}
-    assert facts == {"delayed messages": 15, "cancelled": 1, "delivered": 13, "waiting": 1, "more than once": 0}
+    assert facts == {
+        "delayed messages": 15,
+        "cancelled": 1,
+        "delivered": 13,
+        "waiting": 1,
+        "more than once": 0,
+    }
     assert found["tables"][0]["rows"][0][:2] == ["all", 13]
     assert "How late messages came" in (tmp_path / "out" / "delay_accuracy.html").read_text()
 
@@ -183,8 +264,18 @@ async def test_brokers_and_a_delay_groups_folder_tell_the_same(
 ) -> None:
     await send(tmp_path / "node")
     async with running(node_config(tmp_path / "node", delay=True)) as node:
-        argv = ["--servers", node.address, "--delay-path", str(tmp_path / "node"), "--subject", "s", "--json"]
-        assert await asyncio.to_thread(main, delay_accuracy.JOB, argv, spark) == 0, capsys.readouterr().err
+        argv = [
+            "--servers",
+            node.address,
+            "--delay-path",
+            str(tmp_path / "node"),
+            "--subject",
+            "s",
+            "--json",
+        ]
+        assert await asyncio.to_thread(main, delay_accuracy.JOB, argv, spark) == 0, (
+            capsys.readouterr().err
+        )
     facts = json.loads(capsys.readouterr().out)["facts"]
     assert (facts["delivered"], facts["cancelled"], facts["waiting"]) == (13, 1, 1)
 

@@ -18,7 +18,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_qmq import datasets
 from pyspark_qmq.datasets import tables
-from pyspark_qmq.datasets.deliveries import Delivery, DeliveryFate, GroupStanding, Replay, ShareKey, deliveries, standings
+from pyspark_qmq.datasets.deliveries import (
+    Delivery,
+    DeliveryFate,
+    GroupStanding,
+    Replay,
+    ShareKey,
+    deliveries,
+    standings,
+)
 from qmq_ordering.routes import LpRange
 from support import NodeProcess
 
@@ -73,11 +81,15 @@ def snapshot(time_ms: int, states: Iterable[Any], index: int = 1) -> Entry:
 
 
 def _entry(kind: Kind, payload: bytes, time_ms: int, index: int) -> Entry:
-    envelope, region = wrap(kind, payload, count=1, epoch=1, index=index, time_ms=time_ms, flushed=0)
+    envelope, region = wrap(
+        kind, payload, count=1, epoch=1, index=index, time_ms=time_ms, flushed=0
+    )
     return parse_envelope(envelope), region
 
 
-def timed(actions: Iterable[AnyAction], start_ms: int = START_MS, step_ms: int = 10) -> Iterator[Entry]:
+def timed(
+    actions: Iterable[AnyAction], start_ms: int = START_MS, step_ms: int = 10
+) -> Iterator[Entry]:
     """One entry for each action, `step_ms` apart, from `start_ms` on."""
     for number, action in enumerate(actions):
         yield entry(start_ms + number * step_ms, action, index=number + 1)
@@ -113,7 +125,17 @@ def plain(found: list[Delivery]) -> list[tuple[object, ...]]:
     def since(time_ms: int | None) -> int | None:
         return None if time_ms is None else time_ms - START_MS
 
-    return [(each.first, each.last, each.attempt, since(each.pulled_ms), since(each.settled_ms), each.fate) for each in found]
+    return [
+        (
+            each.first,
+            each.last,
+            each.attempt,
+            since(each.pulled_ms),
+            since(each.settled_ms),
+            each.fate,
+        )
+        for each in found
+    ]
 
 
 # --- shares ------------------------------------------------------------------------------------------------------------
@@ -127,15 +149,28 @@ def test_an_acknowledged_range_says_when_it_was_handed_out_and_when_it_was_done(
 
 def test_a_range_that_died_says_so_and_its_copy_ends_nothing_twice() -> None:
     found = replayed(
-        joined(), pulled((0, 3, 1)), settled((0, 1, Verdict.DEAD, 0)), DeadLettered(*NAMES, "", ((0, 2),)), settled((2, 2, ACK, 0))
+        joined(),
+        pulled((0, 3, 1)),
+        settled((0, 1, Verdict.DEAD, 0)),
+        DeadLettered(*NAMES, "", ((0, 2),)),
+        settled((2, 2, ACK, 0)),
     )
     assert plain(found) == [(0, 1, 1, 10, 20, "dead"), (2, 2, 1, 10, 40, "ack")]
 
 
-@pytest.mark.parametrize(("cause", "fate"), [(Cause.LOST, "lost"), (Cause.LEFT, "left"), (Cause.AGAIN, "again")])
+@pytest.mark.parametrize(
+    ("cause", "fate"), [(Cause.LOST, "lost"), (Cause.LEFT, "left"), (Cause.AGAIN, "again")]
+)
 def test_a_return_by_the_broker_is_not_a_verdict_of_the_consumer(cause: Cause, fate: str) -> None:
-    back = SettleAction(*NAMES, "c", START_MS, ((0, 0, NACK, 9), (1, 1, Verdict.RELEASE, 0)), (), int(cause))
-    assert [each[-1] for each in plain(replayed(joined(), pulled((0, 2, 1)), back))] == [fate, fate, "waiting", "waiting"]
+    back = SettleAction(
+        *NAMES, "c", START_MS, ((0, 0, NACK, 9), (1, 1, Verdict.RELEASE, 0)), (), int(cause)
+    )
+    assert [each[-1] for each in plain(replayed(joined(), pulled((0, 2, 1)), back))] == [
+        fate,
+        fate,
+        "waiting",
+        "waiting",
+    ]
 
 
 def test_nothing_is_open_any_more_of_a_group_that_was_forgotten() -> None:
@@ -144,7 +179,14 @@ def test_nothing_is_open_any_more_of_a_group_that_was_forgotten() -> None:
 
 
 def test_a_dropped_queue_has_no_open_deliveries_and_its_groups_start_over() -> None:
-    found = replayed(joined(), pulled((0, 2, 1)), DropQueue("orders", 0, "", ""), Begin(*NAMES, "", 2), joined(), pulled((2, 1, 1)))
+    found = replayed(
+        joined(),
+        pulled((0, 2, 1)),
+        DropQueue("orders", 0, "", ""),
+        Begin(*NAMES, "", 2),
+        joined(),
+        pulled((2, 1, 1)),
+    )
     assert [(each[0], each[-1]) for each in plain(found)] == [(0, "reset"), (2, "open")]
 
 
@@ -162,13 +204,26 @@ def test_a_range_is_cut_by_verdicts_and_what_is_left_is_open() -> None:
 
 
 def test_a_second_try_is_timed_from_its_own_pull() -> None:
-    found = replayed(joined(), pulled((0, 2, 1)), settled((0, 1, NACK, 0)), pulled((0, 2, 2)), settled((2, 3, ACK, 0)))
+    found = replayed(
+        joined(),
+        pulled((0, 2, 1)),
+        settled((0, 1, NACK, 0)),
+        pulled((0, 2, 2)),
+        settled((2, 3, ACK, 0)),
+    )
     assert plain(found) == [(0, 1, 1, 10, 20, "nack"), (0, 1, 2, 30, 40, "ack")]
 
 
 def test_ranges_of_one_pull_keep_their_places_after_another_pull() -> None:
-    found = replayed(joined(), pulled((0, 2, 1), (5, 2, 1)), pulled((7, 1, 1)), settled((0, 4, ACK, 0)))
-    assert plain(found) == [(2, 4, None, None, 10, "passed"), (0, 1, 1, 10, 30, "ack"), (5, 6, 1, 10, 30, "ack"), (7, 7, 1, 20, 30, "ack")]
+    found = replayed(
+        joined(), pulled((0, 2, 1), (5, 2, 1)), pulled((7, 1, 1)), settled((0, 4, ACK, 0))
+    )
+    assert plain(found) == [
+        (2, 4, None, None, 10, "passed"),
+        (0, 1, 1, 10, 30, "ack"),
+        (5, 6, 1, 10, 30, "ack"),
+        (7, 7, 1, 20, 30, "ack"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -180,13 +235,19 @@ def test_ranges_of_one_pull_keep_their_places_after_another_pull() -> None:
         (Reset(*NAMES, "", 0), "reset"),
     ],
 )
-def test_messages_lost_by_a_consumer_are_reported_with_the_reason(action: AnyAction, fate: str) -> None:
+def test_messages_lost_by_a_consumer_are_reported_with_the_reason(
+    action: AnyAction, fate: str
+) -> None:
     assert (0, 2, 1, 10, 20, fate) in plain(replayed(joined(), pulled((0, 3, 1)), action))
 
 
 def test_what_never_reached_the_consumer_is_returned_and_no_attempt() -> None:
     found = replayed(joined(), pulled((0, 3, 1)), pulled((3, 3, 1)), Return(*NAMES, "c", 2))
-    assert plain(found) == [(3, 5, 1, 20, 30, "return"), (0, 2, 1, 10, None, "open"), (3, 5, 1, None, None, "waiting")]
+    assert plain(found) == [
+        (3, 5, 1, 20, 30, "return"),
+        (0, 2, 1, 10, None, "open"),
+        (3, 5, 1, None, None, "waiting"),
+    ]
 
 
 def test_messages_that_the_group_moves_past_are_passed() -> None:
@@ -195,18 +256,29 @@ def test_messages_that_the_group_moves_past_are_passed() -> None:
 
 
 def test_messages_that_expired_while_waiting_are_reported() -> None:
-    found = replayed(joined(), pulled((0, 4, 1)), settled((0, 3, NACK, 0)), pulled((0, 3, 0), (3, 1, 2)))
+    found = replayed(
+        joined(), pulled((0, 4, 1)), settled((0, 3, NACK, 0)), pulled((0, 3, 0), (3, 1, 2))
+    )
     assert plain(found)[1:] == [(0, 2, None, None, 30, "expired"), (3, 3, 2, 30, None, "open")]
 
 
 def test_a_late_verdict_settles_nothing() -> None:
-    found = replayed(joined(), pulled((0, 2, 1)), settled((0, 1, ACK, 0)), settled((0, 1, NACK, 0)), settled((0, 1, ACK, 0), consumer="x"))
+    found = replayed(
+        joined(),
+        pulled((0, 2, 1)),
+        settled((0, 1, ACK, 0)),
+        settled((0, 1, NACK, 0)),
+        settled((0, 1, ACK, 0), consumer="x"),
+    )
     assert plain(found) == [(0, 1, 1, 10, 20, "ack")]
 
 
 def test_overlapping_verdicts_of_one_action_settle_once() -> None:
     found = replayed(joined(), pulled((0, 4, 1)), settled((0, 2, ACK, 0), (1, 3, NACK, 0)))
-    assert [each for each in plain(found) if each[4] is not None] == [(0, 2, 1, 10, 20, "ack"), (3, 3, 1, 10, 20, "nack")]
+    assert [each for each in plain(found) if each[4] is not None] == [
+        (0, 2, 1, 10, 20, "ack"),
+        (3, 3, 1, 10, 20, "nack"),
+    ]
 
 
 def test_a_log_that_begins_with_a_snapshot_knows_what_was_open_then() -> None:
@@ -215,7 +287,11 @@ def test_a_log_that_begins_with_a_snapshot_knows_what_was_open_then() -> None:
         apply_to(share, action)
     opening = snapshot(START_MS, [[*NAMES, share.to_state()]])
     found = list(deliveries([opening, entry(START_MS + 5, settled((1, 1, ACK, 0)))]))
-    assert plain(found) == [(1, 1, 1, None, 5, "ack"), (0, 0, 1, None, None, "open"), (2, 3, 1, None, None, "open")]
+    assert plain(found) == [
+        (1, 1, 1, None, 5, "ack"),
+        (0, 0, 1, None, None, "open"),
+        (2, 3, 1, None, None, "open"),
+    ]
 
 
 def test_a_snapshot_in_the_middle_changes_nothing() -> None:
@@ -271,7 +347,9 @@ class Model:
                 self.ended[(*found, self.now_ms, fate)] += 1
 
     def pull(self, consumer: str, most: int, skipped: int) -> None:
-        ranges = [Pulled(each.first, each.count, each.attempt) for each in self.share.due(1 << 62, most)]
+        ranges = [
+            Pulled(each.first, each.count, each.attempt) for each in self.share.due(1 << 62, most)
+        ]
         ranges.append(Pulled(self.share.next_sequence + skipped, most, 1))
         first, before = self.share.holders[consumer].next_pull, self.share.next_sequence
         self.act(PullAction(*NAMES, consumer, tuple(ranges)))
@@ -285,7 +363,9 @@ class Model:
     def step(self, random: Random) -> None:
         consumer = random.choice("ab")
         holder = self.share.holders.get(consumer)
-        kind = random.choice(["pull", "pull", "settle", "settle", "settle", "join", "leave", "return", "reset"])
+        kind = random.choice(
+            ["pull", "pull", "settle", "settle", "settle", "join", "leave", "return", "reset"]
+        )
         everything = range(1 << 12)
         if holder is None or kind == "join":
             self.act(Join(*NAMES, consumer, str(random.random()), 1, -1))
@@ -339,17 +419,30 @@ def lane_actions() -> list[AnyAction]:
 
 def lanes(*actions: AnyAction) -> list[tuple[object, ...]]:
     return [
-        (each.first, each.last, each.attempt, each.fate, each.consumer, each.lps and tuple(each.lps), each.key)
+        (
+            each.first,
+            each.last,
+            each.attempt,
+            each.fate,
+            each.consumer,
+            each.lps and tuple(each.lps),
+            each.key,
+        )
         for each in replayed(*lane_actions(), *actions)
     ]
 
 
 def test_a_lane_is_done_in_its_own_logical_partitions_only() -> None:
-    assert lanes(LaneDone(*LANES, "left", 1, ((0, 9),))) == [(0, 9, 1, "done", "left", (0, 4), None)]
+    assert lanes(LaneDone(*LANES, "left", 1, ((0, 9),))) == [
+        (0, 9, 1, "done", "left", (0, 4), None)
+    ]
 
 
 def test_what_was_done_before_is_not_done_again() -> None:
-    found = lanes(LaneDone(*LANES, "left", 1, ((0, 3), (6, 7))), LaneDone(*LANES, "left", 1, ((0, 9), (2, 12))))
+    found = lanes(
+        LaneDone(*LANES, "left", 1, ((0, 3), (6, 7))),
+        LaneDone(*LANES, "left", 1, ((0, 9), (2, 12))),
+    )
     assert [each[:2] for each in found] == [(0, 3), (6, 7), (4, 5), (8, 9), (10, 12)]
 
 
@@ -359,16 +452,32 @@ def test_a_wider_lane_is_done_where_each_part_of_it_was_not() -> None:
         LaneGrant(*LANES, "both", 0, 8, "i", 1),
         LaneDone(*LANES, "both", 3, ((0, 5),)),
     )
-    assert [(each[0], each[1], each[5]) for each in found] == [(0, 3, (0, 4)), (4, 5, (0, 4)), (0, 5, (4, 8))]
+    assert [(each[0], each[1], each[5]) for each in found] == [
+        (0, 3, (0, 4)),
+        (4, 5, (0, 4)),
+        (0, 5, (4, 8)),
+    ]
 
 
 def test_a_void_token_settles_nothing() -> None:
-    assert lanes(LaneDone(*LANES, "x", 9, ((0, 3),)), LaneFail(*LANES, "x", 9, 1, 1), LanePark(*LANES, "x", 9, 1, 2, b"k")) == []
+    assert (
+        lanes(
+            LaneDone(*LANES, "x", 9, ((0, 3),)),
+            LaneFail(*LANES, "x", 9, 1, 1),
+            LanePark(*LANES, "x", 9, 1, 2, b"k"),
+        )
+        == []
+    )
 
 
 def test_a_failed_message_is_done_at_its_next_attempt() -> None:
     found = lanes(LaneFail(*LANES, "left", 1, 5, 2), LaneDone(*LANES, "left", 1, ((4, 6),)))
-    assert [each[:4] for each in found] == [(5, 5, 2, "nack"), (4, 4, 1, "done"), (5, 5, 3, "done"), (6, 6, 1, "done")]
+    assert [each[:4] for each in found] == [
+        (5, 5, 2, "nack"),
+        (4, 4, 1, "done"),
+        (5, 5, 3, "done"),
+        (6, 6, 1, "done"),
+    ]
 
 
 def test_a_failed_message_waits_for_its_next_attempt() -> None:
@@ -376,7 +485,11 @@ def test_a_failed_message_waits_for_its_next_attempt() -> None:
 
 
 def test_a_parked_key_says_which_message_failed_and_which_only_followed() -> None:
-    found = lanes(LaneFail(*LANES, "left", 1, 5, 1), LanePark(*LANES, "left", 1, 5, 2, b"k"), LanePark(*LANES, "left", 1, 8, 2, b"k"))
+    found = lanes(
+        LaneFail(*LANES, "left", 1, 5, 1),
+        LanePark(*LANES, "left", 1, 5, 2, b"k"),
+        LanePark(*LANES, "left", 1, 8, 2, b"k"),
+    )
     assert found == [
         (5, 5, 1, "nack", "left", (0, 4), None),
         (5, 5, 2, "park", "left", (2, 3), b"k"),
@@ -395,7 +508,9 @@ def test_a_parked_key_says_which_message_failed_and_which_only_followed() -> Non
     ],
 )
 def test_a_key_that_is_given_back_is_parked_no_more(action: AnyAction, fate: str) -> None:
-    found = lanes(LanePark(*LANES, "left", 1, 5, 2, b"k"), LanePark(*LANES, "left", 1, 5, 2, b"k"), action)
+    found = lanes(
+        LanePark(*LANES, "left", 1, 5, 2, b"k"), LanePark(*LANES, "left", 1, 5, 2, b"k"), action
+    )
     assert [each[3] for each in found] == ["park", fate]
 
 
@@ -415,7 +530,9 @@ def test_a_replayed_message_is_done_once_more() -> None:
     ]
 
 
-@pytest.mark.parametrize("end", [Forget(*LANES, ""), DropQueue(*LANES[:2], "", "")], ids=["group", "queue"])
+@pytest.mark.parametrize(
+    "end", [Forget(*LANES, ""), DropQueue(*LANES[:2], "", "")], ids=["group", "queue"]
+)
 def test_lanes_that_were_deleted_start_over(end: AnyAction) -> None:
     parked = LanePark(*LANES, "left", 1, 5, 2, b"k")
     found = lanes(parked, end, *lane_actions(), LaneDone(*LANES, "left", 1, ((0, 0),)))
@@ -438,8 +555,16 @@ def test_lanes_of_a_snapshot_continue() -> None:
 
 def test_progress_is_reported_once_a_second_with_the_end_of_the_log() -> None:
     times = [0, 400, 999, 1_000, 2_500]
-    actions = [joined(), pulled((0, 10, 1)), settled((0, 4, ACK, 0)), settled((5, 5, NACK, 0)), settled((6, 6, ACK, 0))]
-    found = list(standings(entry(START_MS + at, action) for at, action in zip(times, actions, strict=True)))
+    actions = [
+        joined(),
+        pulled((0, 10, 1)),
+        settled((0, 4, ACK, 0)),
+        settled((5, 5, NACK, 0)),
+        settled((6, 6, ACK, 0)),
+    ]
+    found = list(
+        standings(entry(START_MS + at, action) for at, action in zip(times, actions, strict=True))
+    )
     assert found == [
         GroupStanding(KEY, START_MS + 999, 5, 10, 5, 0, 0, 0, 1),
         GroupStanding(KEY, START_MS + 1_000, 5, 10, 4, 1, 0, 0, 1),
@@ -448,7 +573,11 @@ def test_progress_is_reported_once_a_second_with_the_end_of_the_log() -> None:
 
 
 def test_progress_of_lanes_is_that_of_the_slowest() -> None:
-    done = [LaneDone(*LANES, "left", 1, ((0, 9),)), LaneDone(*LANES, "right", 2, ((0, 3),)), LanePark(*LANES, "right", 2, 6, 5, b"k")]
+    done = [
+        LaneDone(*LANES, "left", 1, ((0, 9),)),
+        LaneDone(*LANES, "right", 2, ((0, 3),)),
+        LanePark(*LANES, "right", 2, 6, 5, b"k"),
+    ]
     (found,) = standings(timed([*lane_actions(), *done]))
     assert found == GroupStanding(ShareKey(*LANES), START_MS + 50, 4, None, 0, 0, 1, 0, 2)
 
@@ -497,31 +626,69 @@ async def consume(address: str) -> None:
 def rows_at(address: LogAddress, name: str = "deliveries") -> list[dict[str, Any]]:
     columns = list(tables.COLUMNS[name])
     parts = datasets.partitions(name, address)
-    return [row for part in parts for batch in datasets.read(name, part, columns) for row in batch.to_pylist()]
+    return [
+        row
+        for part in parts
+        for batch in datasets.read(name, part, columns)
+        for row in batch.to_pylist()
+    ]
 
 
-def test_brokers_and_folders_report_the_same_of_finished_and_dead_consumers(node_process: NodeProcess, spark: SparkSession) -> None:
+def test_brokers_and_folders_report_the_same_of_finished_and_dead_consumers(
+    node_process: NodeProcess, spark: SparkSession
+) -> None:
     address = node_process.start()
     asyncio.run(consume(address))
     told = rows_at(ServerAddress(address, 10_000))
-    by_spark = spark.read.format("qmq").option("qmq.servers", address).option("qmq.log", "deliveries").load().toArrow().to_pylist()
+    by_spark = (
+        spark.read.format("qmq")
+        .option("qmq.servers", address)
+        .option("qmq.log", "deliveries")
+        .load()
+        .toArrow()
+        .to_pylist()
+    )
     node_process.stop()
     files = FileAddress((str(node_process.data),))
     assert rows_at(files) == told == by_spark
     fates = {(row["consumer_group"], row["consumer"], row["verdict"]) for row in told}
-    assert {("ops", "crasher", "lost"), ("ops", "worker", "ack"), ("ops", "worker", "nack"), ("audit", "slow", "left")} <= fates
-    acked = [at for row in told if row["verdict"] == "ack" for at in range(row["first_sequence"], row["last_sequence"] + 1)]
+    assert {
+        ("ops", "crasher", "lost"),
+        ("ops", "worker", "ack"),
+        ("ops", "worker", "nack"),
+        ("audit", "slow", "left"),
+    } <= fates
+    acked = [
+        at
+        for row in told
+        if row["verdict"] == "ack"
+        for at in range(row["first_sequence"], row["last_sequence"] + 1)
+    ]
     assert sorted(acked) == list(range(10))
     (last,) = [row for row in told if row["verdict"] == "ack" and row["last_sequence"] == 9]
     (failed,) = [row for row in told if row["verdict"] == "nack"]
     assert last["attempt"] == failed["attempt"] + 1
-    assert all(row["pulled_time"] <= row["settled_time"] for row in told if row["verdict"] in ("ack", "nack", "lost"))
+    assert all(
+        row["pulled_time"] <= row["settled_time"]
+        for row in told
+        if row["verdict"] in ("ack", "nack", "lost")
+    )
     newest = {row["consumer_group"]: row for row in rows_at(files, "progress")}
-    assert (newest["ops"]["done_before"], newest["ops"]["held"], newest["audit"]["done_before"]) == (10, 0, 0)
+    assert (
+        newest["ops"]["done_before"],
+        newest["ops"]["held"],
+        newest["audit"]["done_before"],
+    ) == (10, 0, 0)
 
 
 def test_batches_are_exactly_what_spark_wants() -> None:
-    actions = [joined(), pulled((0, 4, 1)), settled((0, 1, ACK, 0)), *lane_actions(), LanePark(*LANES, "left", 1, 5, 2, b"k")]
+    actions = [
+        joined(),
+        pulled((0, 4, 1)),
+        settled((0, 1, ACK, 0)),
+        *lane_actions(),
+        LanePark(*LANES, "left", 1, 5, 2, b"k"),
+    ]
     (batch,) = tables.delivery_batches("g", deliveries(timed(actions)), list(tables.DELIVERIES))
     assert batch.schema == to_arrow_schema(datasets.schema_of("deliveries"), timezone="UTC")
     (some,) = tables.progress_batches("g", standings(timed([joined()])), list(tables.PROGRESS))

@@ -44,16 +44,29 @@ def submit(folder: Path, program: str, **environment: str) -> list[str]:
     """Run a program by the plain `spark-submit` of this interpreter's packages; what it printed as JSON."""
     script = folder / "program.py"
     script.write_text(program)
-    settings = [word for name, value in fast_session.conf().items() for word in ("--conf", f"{name}={value}")]
+    settings = [
+        word
+        for name, value in fast_session.conf().items()
+        for word in ("--conf", f"{name}={value}")
+    ]
     command = [BIN / "spark-submit", "--master", "local[1]", *settings, script]
-    variables = {**os.environ, "JAVA_HOME": str(java_home(os.environ, folder)), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200, check=False)
+    variables = {
+        **os.environ,
+        "JAVA_HOME": str(java_home(os.environ, folder)),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        **environment,
+    }
+    done = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def python(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.strip()
 
 
 @pytest.mark.long
@@ -64,11 +77,15 @@ def test_spark_submit_finds_the_source_without_us(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("drivers")
-def test_register_works_where_a_broken_neighbour_keeps_spark_from_finding_anything(tmp_path: Path) -> None:
+def test_register_works_where_a_broken_neighbour_keeps_spark_from_finding_anything(
+    tmp_path: Path,
+) -> None:
     neighbour = tmp_path / "packages" / "pyspark_broken"
     neighbour.mkdir(parents=True)
     (neighbour / "__init__.py").write_text("raise RuntimeError('broken')\n")
-    found = submit(tmp_path, UNFOUND, PYSPARK_PYTHON=sys.executable, PYTHONPATH=str(neighbour.parent))
+    found = submit(
+        tmp_path, UNFOUND, PYSPARK_PYTHON=sys.executable, PYTHONPATH=str(neighbour.parent)
+    )
     assert found == ["DATA_SOURCE_NOT_FOUND", *COLUMNS_READ]
 
 

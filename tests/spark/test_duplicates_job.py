@@ -73,12 +73,19 @@ class Stored:
 
 def frame(spark: SparkSession, messages: list[Stored]) -> DataFrame:
     rows = [each.row() for each in messages]
-    return spark.createDataFrame(pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in TYPES.items()}))
+    return spark.createDataFrame(
+        pa.table(
+            {name: pa.array([row[name] for row in rows], kind) for name, kind in TYPES.items()}
+        )
+    )
 
 
 def told(found: DataFrame) -> set[tuple[str, str, int, int, int]]:
     """The reported rows: (cause, subject, partition, sequence, sequence of the earlier message)."""
-    return {(row["cause"], row["subject"], row["partition"], row["sequence"], row["earlier_sequence"]) for row in found.collect()}
+    return {
+        (row["cause"], row["subject"], row["partition"], row["sequence"], row["earlier_sequence"])
+        for row in found.collect()
+    }
 
 
 def unordered(subject: str) -> list[Stored]:
@@ -89,7 +96,8 @@ def ordered(subject: str, again: list[int]) -> list[Stored]:
     """Partition 1 stored messages 0 to 3 of one key, and partition 2 those in `again`."""
     first = [Stored(subject, 1, number, number, partition=1, key=b"k") for number in range(4)]
     copied = [
-        Stored(subject, 2, place, place, 2, "b", b"k", f"{1:016x}{number:012x}0000", after_s=60) for place, number in enumerate(again)
+        Stored(subject, 2, place, place, 2, "b", b"k", f"{1:016x}{number:012x}0000", after_s=60)
+        for place, number in enumerate(again)
     ]
     return first + copied
 
@@ -100,7 +108,14 @@ def test_each_cause_is_reported(spark: SparkSession) -> None:
     messages = [
         *unordered("once"),
         *unordered("directed"),
-        Stored("directed", 9, 0, 4, message_id=carried, headers=(("qmq-group", b"g"), ("qmq-attempt", b"2"))),
+        Stored(
+            "directed",
+            9,
+            0,
+            4,
+            message_id=carried,
+            headers=(("qmq-group", b"g"), ("qmq-attempt", b"2")),
+        ),
         *unordered("stored-twice"),
         replace(unordered("stored-twice")[2], sequence=4),
         *unordered("two-queues"),
@@ -127,7 +142,10 @@ def test_each_cause_is_reported(spark: SparkSession) -> None:
     assert told(gaps(rows)) == {("gap", "gap", 0, 3, 1)}
     found = report(rows, copies(rows).unionByName(gaps(rows)))
     assert not found.is_clean
-    assert found.headline == "2 broken_replay, 1 stored_twice, 1 two_queues, 1 repeated, 1 gap among 42 messages"
+    assert (
+        found.headline
+        == "2 broken_replay, 1 stored_twice, 1 two_queues, 1 repeated, 1 gap among 42 messages"
+    )
     assert [row[:2] for row in found.tables[0].rows] == [
         ("replay", 3),
         ("directed", 1),
@@ -153,12 +171,19 @@ def test_allowed_copies_are_not_findings(spark: SparkSession) -> None:
     rows = prepare(frame(spark, [*ordered("replay", [2, 3, 4]), *unordered("once")]))
     found = report(rows, copies(rows).unionByName(gaps(rows)))
     assert found.is_clean
-    assert found.headline == "11 messages, each stored once, but for 2 allowed copies, and no sequence is missing between them"
+    assert (
+        found.headline
+        == "11 messages, each stored once, but for 2 allowed copies, and no sequence is missing between them"
+    )
     assert found.counterexample == ""
 
 
-def test_what_an_application_sent_twice_is_found_by_content_within_the_window(spark: SparkSession) -> None:
-    def paid(number: int, sequence: int, after_s: int, *, key: bytes = b"k", body: bytes = b"paid") -> Stored:
+def test_what_an_application_sent_twice_is_found_by_content_within_the_window(
+    spark: SparkSession,
+) -> None:
+    def paid(
+        number: int, sequence: int, after_s: int, *, key: bytes = b"k", body: bytes = b"paid"
+    ) -> Stored:
         return Stored("s", 1, number, sequence, key=key, body=body, after_s=after_s)
 
     messages = [
@@ -171,23 +196,43 @@ def test_what_an_application_sent_twice_is_found_by_content_within_the_window(sp
         replace(paid(5, 6, 132), producer=7, message_id=f"{1:016x}{5:012x}0000"),
     ]
     rows = prepare(frame(spark, messages))
-    assert told(same_content(rows, 60)) == {("same_content", "s", 0, 1, 0), ("same_content", "s", 0, 5, 4)}
+    assert told(same_content(rows, 60)) == {
+        ("same_content", "s", 0, 1, 0),
+        ("same_content", "s", 0, 5, 4),
+    }
     assert told(copies(rows)) == {("repeated", "s", 0, 6, 5)}
 
 
 def test_a_real_log_is_clean_until_the_same_is_sent_twice(
-    spark: SparkSession, node_process: NodeProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    spark: SparkSession,
+    node_process: NodeProcess,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     server = node_process.start()
     send(server, "s", [f"{number}" for number in range(500)])
     create_ordered(server, "ordered", 2)
-    send_ordered(server, "ordered", [(f"key-{number % 7}", "paid" if number in (3, 10) else f"{number}") for number in range(500)])
+    send_ordered(
+        server,
+        "ordered",
+        [
+            (f"key-{number % 7}", "paid" if number in (3, 10) else f"{number}")
+            for number in range(500)
+        ],
+    )
     here = ["--servers", server, "--pattern", ".*"]
     assert main(JOB, [*here, "--json"], spark) == 0, capsys.readouterr().err
-    assert json.loads(capsys.readouterr().out)["headline"] == "1,000 messages, each stored once, and no sequence is missing between them"
+    assert (
+        json.loads(capsys.readouterr().out)["headline"]
+        == "1,000 messages, each stored once, and no sequence is missing between them"
+    )
     assert main(JOB, [*here, "--by-content", "--out", str(tmp_path)], spark) == 1
     assert "FINDINGS: 1 same_content among 1,000 messages" in capsys.readouterr().out
     (found,) = spark.read.parquet(str(tmp_path / "duplicates.parquet")).collect()
-    assert (found["cause"], found["subject"], bytes(found["key"])) == ("same_content", "ordered", b"key-3")
+    assert (found["cause"], found["subject"], bytes(found["key"])) == (
+        "same_content",
+        "ordered",
+        b"key-3",
+    )
     assert (tmp_path / "duplicates.html").exists()
     assert main(JOB, [*here, "--window-s", "0"], spark) == 2

@@ -33,7 +33,9 @@ def fake(folder: Path, version: str, modules: str = MODULE) -> Path:
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     settings = f"    java.home = {folder}\n    java.specification.version = {version}\n"
-    program.write_text(f'#!/bin/sh\n[ "$2" = -version ] && {{ printf %s "{settings}" >&2; exit; }}\nprintf "%s\\n" "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\n[ "$2" = -version ] && {{ printf %s "{settings}" >&2; exit; }}\nprintf "%s\\n" "$@"\n'
+    )
     program.chmod(0o755)
     (folder / "release").write_text(f'IMPLEMENTOR="nobody"\nMODULES="java.base {modules}"\n')
     return folder
@@ -46,7 +48,9 @@ def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_java_says_of_itself_is_understood() -> None:
     assert parse_settings(OPENJDK) == Java(Path("/usr/lib/jvm/java 17"), 17)
-    assert parse_settings("    java.home = /j\n    java.specification.version = 1.8\n") == Java(Path("/j"), 8)
+    assert parse_settings("    java.home = /j\n    java.specification.version = 1.8\n") == Java(
+        Path("/j"), 8
+    )
     assert parse_settings("Error: could not create the Java Virtual Machine") is None
 
 
@@ -74,7 +78,10 @@ def test_a_link_leads_to_the_java_behind_it(tmp_path: Path) -> None:
 
 def test_a_java_home_that_is_unfit_is_an_error_that_says_what_to_install(tmp_path: Path) -> None:
     old = fake(tmp_path / "old", "11")
-    with pytest.raises(InvalidArgument, match=r"is Java 11: unset it, or install Java 17 or newer .* pip install 'qmq\[spark\]'"):
+    with pytest.raises(
+        InvalidArgument,
+        match=r"is Java 11: unset it, or install Java 17 or newer .* pip install 'qmq\[spark\]'",
+    ):
         java_home({"JAVA_HOME": str(old)}, tmp_path)
     with pytest.raises(InvalidArgument, match="has no bin/java that runs"):
         java_home({"JAVA_HOME": str(tmp_path / "nothing")}, tmp_path)
@@ -82,16 +89,30 @@ def test_a_java_home_that_is_unfit_is_an_error_that_says_what_to_install(tmp_pat
 
 @pytest.mark.usefixtures("no_package")
 def test_without_any_java_the_error_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"neither JAVA_HOME nor PATH .* pip install 'qmq\[spark\]'"):
+    with pytest.raises(
+        InvalidArgument, match=r"neither JAVA_HOME nor PATH .* pip install 'qmq\[spark\]'"
+    ):
         java_home({"PATH": str(tmp_path)}, tmp_path)
 
 
-def test_a_stand_in_leaves_out_the_flag_that_the_runtime_lacks_and_nothing_else(tmp_path: Path) -> None:
+def test_a_stand_in_leaves_out_the_flag_that_the_runtime_lacks_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     home = fake(tmp_path / "it's here", "25", modules="java.sql")
     made = java_home({"JAVA_HOME": str(home)}, tmp_path / "cache")
     assert made != home
-    words = ["-cp", "/a b/*", f"--add-modules={MODULE}", "", "$HOME", "--add-modules=java.sql", "Main"]
-    done = subprocess.run([made / "bin" / "java", *words], capture_output=True, text=True, check=True)
+    words = [
+        "-cp",
+        "/a b/*",
+        f"--add-modules={MODULE}",
+        "",
+        "$HOME",
+        "--add-modules=java.sql",
+        "Main",
+    ]
+    done = subprocess.run(
+        [made / "bin" / "java", *words], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == [each for each in words if MODULE not in each]
 
 
@@ -104,7 +125,11 @@ def test_a_runtime_that_has_the_module_or_does_not_say_needs_no_stand_in(tmp_pat
 
 
 def test_processes_that_make_a_stand_in_at_once_all_get_a_whole_one(tmp_path: Path) -> None:
-    runtime, cache, found = Java(tmp_path, 25, frozenset({"java.base"})), tmp_path / "cache", list[str]()
+    runtime, cache, found = (
+        Java(tmp_path, 25, frozenset({"java.base"})),
+        tmp_path / "cache",
+        list[str](),
+    )
     start = threading.Barrier(8)
 
     def make() -> None:
@@ -119,11 +144,16 @@ def test_processes_that_make_a_stand_in_at_once_all_get_a_whole_one(tmp_path: Pa
     assert len(found) == 8
     assert len(set(found)) == 1
     assert found[0].endswith('/bin/java "$@"\n')
-    assert [each.name for each in cache.iterdir()] == [stand_in(runtime, cache).name], "nothing half-made is left"
+    assert [each.name for each in cache.iterdir()] == [stand_in(runtime, cache).name], (
+        "nothing half-made is left"
+    )
 
 
 def test_another_runtime_gets_a_stand_in_of_its_own(tmp_path: Path) -> None:
-    made = {stand_in(Java(tmp_path / name, 25, frozenset({"java.base"})), tmp_path / "cache") for name in ("one", "other")}
+    made = {
+        stand_in(Java(tmp_path / name, 25, frozenset({"java.base"})), tmp_path / "cache")
+        for name in ("one", "other")
+    }
     assert len(made) == 2
 
 
@@ -166,10 +196,19 @@ def test_spark_runs_on_the_java_of_the_package_where_the_machine_has_none(tmp_pa
     tools.mkdir()
     for name in ("bash", "sh", "dirname", "ps", "env"):  # what Spark's scripts call
         (tools / name).symlink_to(_where(name))
-    environment = {"PATH": str(tools), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {
+        "PATH": str(tools),
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
     conf = fast_session.without_archive()
     done = subprocess.run(
-        [sys.executable, "-c", QUERY, json.dumps(conf)], env=environment, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", QUERY, json.dumps(conf)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     version, rows = json.loads(done.stdout)

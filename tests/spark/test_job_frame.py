@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark_qmq import jobs
-from pyspark_qmq.jobs.job import checked_source, common_parser, error_line, main, projection, read_log, source_options
+from pyspark_qmq.jobs.job import (
+    checked_source,
+    common_parser,
+    error_line,
+    main,
+    projection,
+    read_log,
+    source_options,
+)
 from pyspark_qmq.jobs.report import Report
 
 from qmq.errors import InvalidArgument, UnknownSubject
@@ -37,7 +45,9 @@ class Probe:
 
 
 def finding(is_clean: bool) -> Probe:
-    return Probe(lambda args: Report("probe", f"looked {args.depth} deep", is_clean, {"depth": args.depth}))
+    return Probe(
+        lambda args: Report("probe", f"looked {args.depth} deep", is_clean, {"depth": args.depth})
+    )
 
 
 def failing(error: BaseException) -> Probe:
@@ -52,7 +62,9 @@ def parsed(*argv: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize(("is_clean", "status"), [(True, 0), (False, 1)])
-def test_the_exit_status_says_whether_anything_was_found(is_clean: bool, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_status_says_whether_anything_was_found(
+    is_clean: bool, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(finding(is_clean), ["--depth", "7"], SPARK) == status
     assert "looked 7 deep" in capsys.readouterr().out
 
@@ -71,8 +83,14 @@ def test_an_error_that_spark_wrapped_is_unwrapped() -> None:
         "qmq.errors.MessagesExpired: [E110] orders/0@g1 begins at 70, needed is 20\n"
     )
     assert error_line(wrapped) == "[E110] orders/0@g1 begins at 70, needed is 20"
-    assert error_line(AnalysisException("no such table\nat line 3")) == "AnalysisException: no such table"
-    assert error_line(OSError(28, "No space left on device")) == "OSError: [Errno 28] No space left on device"
+    assert (
+        error_line(AnalysisException("no such table\nat line 3"))
+        == "AnalysisException: no such table"
+    )
+    assert (
+        error_line(OSError(28, "No space left on device"))
+        == "OSError: [Errno 28] No space left on device"
+    )
 
 
 def test_ctrl_c_is_not_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,36 +103,66 @@ def test_a_bug_is_not_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("argv", "status"), [(["--help"], 0), (["--dept", "3"], 2), (["--depth", "x"], 2)])
-def test_arguments_that_are_wrong_are_status_2_and_help_is_not(argv: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "status"), [(["--help"], 0), (["--dept", "3"], 2), (["--depth", "x"], 2)]
+)
+def test_arguments_that_are_wrong_are_status_2_and_help_is_not(
+    argv: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(finding(True), argv, SPARK) == status
     printed = capsys.readouterr()
     assert "qmq spark probe" in printed.out + printed.err
 
 
-def test_wrong_source_options_are_refused_before_the_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_source_options_are_refused_before_the_job_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(failing(AssertionError("the job ran")), ["--from", "yesterday"], SPARK) == 2
     assert "'yesterday' is not a time" in capsys.readouterr().err
 
 
-def test_json_is_for_machines_and_the_report_goes_to_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_for_machines_and_the_report_goes_to_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(finding(False), ["--json", "--out", str(tmp_path / "out")], SPARK) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["job"], found["is_clean"], found["facts"]) == ("probe", False, {"depth": 3})
     assert (tmp_path / "out" / "probe.html").is_file()
-    assert json.loads((tmp_path / "out" / "probe.json").read_text())["command"].startswith("qmq spark probe --json --out")
+    assert json.loads((tmp_path / "out" / "probe.json").read_text())["command"].startswith(
+        "qmq spark probe --json --out"
+    )
 
 
-def test_the_output_names_the_folder_of_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_names_the_folder_of_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(finding(True), ["--out", str(tmp_path)], SPARK)
     assert f"report: {tmp_path / 'probe.html'}" in capsys.readouterr().out
 
 
 def test_arguments_become_options_of_the_source() -> None:
     found = source_options(
-        parsed("--servers", "h:1,h:2", "--path", "/a", "--path", "/b", "--routes", "r", "--subject", "x", "--subject", "y")
+        parsed(
+            "--servers",
+            "h:1,h:2",
+            "--path",
+            "/a",
+            "--path",
+            "/b",
+            "--routes",
+            "r",
+            "--subject",
+            "x",
+            "--subject",
+            "y",
+        )
     )
-    assert found == {"qmq.servers": "h:1,h:2", "qmq.path": "/a,/b", "qmq.routes": "r", "subscribe": "x,y"}
+    assert found == {
+        "qmq.servers": "h:1,h:2",
+        "qmq.path": "/a,/b",
+        "qmq.routes": "r",
+        "subscribe": "x,y",
+    }
     assert source_options(parsed("--pattern", "a.*")) == {"subscribePattern": "a.*"}
 
 
@@ -149,7 +197,10 @@ def test_what_cannot_be_meant_is_refused(argv: list[str], words: str) -> None:
         source_options(parsed(*argv))
 
 
-@pytest.mark.parametrize(("options", "words"), [({"subscribe": "x"}, "give the log"), ({"qmq.path": "/a"}, "give the subjects")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"subscribe": "x"}, "give the log"), ({"qmq.path": "/a"}, "give the subjects")],
+)
 def test_a_read_says_what_it_lacks(options: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         checked_source(options)
@@ -171,7 +222,9 @@ def test_only_the_columns_that_are_asked_for_are_read() -> None:
         read = Reader()
 
     session: Any = Session()
-    read_log(session, parsed("--path", "/a", "--subject", "x"), ["sequence", "place"], minPartitions="4")
+    read_log(
+        session, parsed("--path", "/a", "--subject", "x"), ["sequence", "place"], minPartitions="4"
+    )
     found = dict(calls)
     assert found["format"] == ("qmq",)
     assert found["schema"][0].simpleString() == "struct<sequence:bigint,place:int>"
@@ -180,7 +233,9 @@ def test_only_the_columns_that_are_asked_for_are_read() -> None:
         projection(["offset"])
 
 
-def test_a_job_that_does_not_exist_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_does_not_exist_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert jobs.run("order-adit", []) == 2
     assert "did you mean order_audit?" in capsys.readouterr().err
     assert jobs.run("xyz", []) == 2
@@ -188,7 +243,9 @@ def test_a_job_that_does_not_exist_is_answered_with_the_nearest(capsys: pytest.C
 
 
 @pytest.mark.parametrize("name", list(jobs.JOBS))
-def test_every_job_that_is_listed_is_there_and_takes_the_common_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_job_that_is_listed_is_there_and_takes_the_common_arguments(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = import_module(f"pyspark_qmq.jobs.{name}").JOB
     assert job.name == name
     assert main(job, ["--help"], SPARK) == 0

@@ -33,7 +33,9 @@ pytestmark = pytest.mark.sampled
 @pytest.fixture
 def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[Lake]:
     node_process.start()
-    catalog = load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    catalog = load_catalog(
+        "lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse"
+    )
     found = Lake(catalog, node_process.address)
     yield found
     found.close()
@@ -83,10 +85,15 @@ def test_a_key_stays_in_order_through_a_split_and_a_merge(lake: Lake) -> None:
     assert len(set(found["route_version"].to_pylist())) == 3
 
 
-def test_a_table_from_data_folders_is_the_one_from_brokers(node_process: NodeProcess, lake: Lake) -> None:
+def test_a_table_from_data_folders_is_the_one_from_brokers(
+    node_process: NodeProcess, lake: Lake
+) -> None:
     send(lake.server, "orders", [str(number) for number in range(300)])
     until_in_files(node_process.data, "orders", 300)
-    wanted = parse({"qmq.path": str(node_process.data), "subscribe": "orders", "startingOffsets": "earliest"}, is_stream=True)
+    wanted = parse(
+        {"qmq.path": str(node_process.data), "subscribe": "orders", "startingOffsets": "earliest"},
+        is_stream=True,
+    )
     lake.drain(wanted)
     assert lake.bodies("orders") == [str(number) for number in range(300)]
 
@@ -130,7 +137,9 @@ def test_days_that_are_not_over_are_left_alone(lake: Lake) -> None:
     assert list(maintenance.compact(table, datetime.now(UTC).date())) == []
 
 
-def test_a_clock_that_is_ahead_expires_neither_snapshots_nor_files_of_a_writer(lake: Lake, tmp_path: Path) -> None:
+def test_a_clock_that_is_ahead_expires_neither_snapshots_nor_files_of_a_writer(
+    lake: Lake, tmp_path: Path
+) -> None:
     table = filled(lake)
     snapshots = len(table.iceberg.metadata.snapshots)
     (leftover := tmp_path / "warehouse/qmq/bank/data/day=2026-01-01").mkdir()

@@ -39,7 +39,11 @@ class CatalogAddress(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The options of `qmq lake`."""
-        return ["--catalog-uri", self.uri, *(["--warehouse", self.warehouse] if self.warehouse else [])]
+        return [
+            "--catalog-uri",
+            self.uri,
+            *(["--warehouse", self.warehouse] if self.warehouse else []),
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,9 @@ def rest(tmp_path: Path) -> Iterator[Callable[[], CatalogAddress]]:
         if jars is None or java is None:
             pytest.skip(needs.NO_ICEBERG_REST)
         command = [java, "-cp", f"{jars}/*", str(PROGRAM), str(tmp_path)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         running.append(process)
         assert process.stdout is not None
         return CatalogAddress(f"http://127.0.0.1:{int(process.stdout.readline())}", "")
@@ -73,7 +79,9 @@ def rest(tmp_path: Path) -> Iterator[Callable[[], CatalogAddress]]:
 
 
 @pytest.fixture(params=["postgresql", "rest"])
-def address(request: pytest.FixtureRequest, tmp_path: Path, rest: Callable[[], CatalogAddress]) -> CatalogAddress:
+def address(
+    request: pytest.FixtureRequest, tmp_path: Path, rest: Callable[[], CatalogAddress]
+) -> CatalogAddress:
     if request.param == "rest":
         return rest()
     server: PostgresServer = request.getfixturevalue("postgres")
@@ -98,11 +106,16 @@ def test_the_promises_about_sqlite_hold(lake: Lake, promise: Callable[[Lake], No
 
 
 def test_a_database_that_goes_away_is_waited_for_and_each_message_is_there_once(
-    node_process: NodeProcess, postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    node_process: NodeProcess,
+    postgres: PostgresServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The test kills the database three times while a writer works, which continues by itself."""
     node_process.start()
-    catalog = open_catalog("lake", postgres.create_database().sync_url, f"file://{tmp_path}/warehouse")
+    catalog = open_catalog(
+        "lake", postgres.create_database().sync_url, f"file://{tmp_path}/warehouse"
+    )
     lake = Lake(catalog, node_process.address)
     writer, stopping = lake.writer(lake.asked("orders")), threading.Event()
     send(lake.server, "orders", sent := ["first"])
@@ -136,14 +149,27 @@ def test_follow_waits_for_a_catalog_that_is_away_when_it_begins(
     server = node_process.start()
     uri = postgres.create_database().sync_url
     send(server, "orders", ["a", "b"])
-    where = ["--catalog-uri", uri, "--warehouse", f"file://{tmp_path}/warehouse", "--server", server, "--interval", "0.1"]
+    where = [
+        "--catalog-uri",
+        uri,
+        "--warehouse",
+        f"file://{tmp_path}/warehouse",
+        "--server",
+        server,
+        "--interval",
+        "0.1",
+    ]
     command = [sys.executable, "-m", "qmq.cli", "lake", "follow", "--subject", "orders", *where]
     postgres.kill()
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         assert process.stderr is not None
-        assert "the lake waits for the catalog: [E300] OperationalError" in process.stderr.readline()
+        assert (
+            "the lake waits for the catalog: [E300] OperationalError" in process.stderr.readline()
+        )
     finally:
         postgres.start()
     assert process.stdout.readline() == "orders: 2 messages in 1 files\n"
@@ -175,7 +201,11 @@ class Unable(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # the server looks for this name
         is_config = self.path.startswith("/v1/config")
-        body = b'{"defaults": {}, "overrides": {}}' if is_config else b'{"error": {"message": "later", "type": "Busy", "code": 503}}'
+        body = (
+            b'{"defaults": {}, "overrides": {}}'
+            if is_config
+            else b'{"error": {"message": "later", "type": "Busy", "code": 503}}'
+        )
         self.send_response(200 if is_config else 503)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -209,7 +239,9 @@ def test_expiry_deletes_what_no_snapshot_names(lake: Lake, tmp_path: Path) -> No
     expiry_deletes_what_no_snapshot_names_and_nothing_else(lake, tmp_path)
 
 
-def test_a_typed_table_is_written_and_shown_by_the_command_line(node_process: NodeProcess, address: CatalogAddress, tmp_path: Path) -> None:
+def test_a_typed_table_is_written_and_shown_by_the_command_line(
+    node_process: NodeProcess, address: CatalogAddress, tmp_path: Path
+) -> None:
     node_process.start()
     server = ["--server", node_process.address]
 
@@ -219,11 +251,28 @@ def test_a_typed_table_is_written_and_shown_by_the_command_line(node_process: No
         return done.stdout
 
     send(node_process.address, "orders", ['{"id":1}', "bad", '{"id":2}'])
-    (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
-    run("subject", "schema", "set", "orders", "--json-schema", str(tmp_path / "schema.json"), *server)
-    told = run("lake", "follow", "--subject", "orders", "--typed", "--once", *address.words, *server)
-    assert told == "orders: 3 messages in 2 files; 1 of them do not fit the schema (qmq lake show --rejected)\n"
+    (tmp_path / "schema.json").write_text(
+        '{"type": "object", "properties": {"id": {"type": "integer"}}}'
+    )
+    run(
+        "subject",
+        "schema",
+        "set",
+        "orders",
+        "--json-schema",
+        str(tmp_path / "schema.json"),
+        *server,
+    )
+    told = run(
+        "lake", "follow", "--subject", "orders", "--typed", "--once", *address.words, *server
+    )
+    assert (
+        told
+        == "orders: 3 messages in 2 files; 1 of them do not fit the schema (qmq lake show --rejected)\n"
+    )
     for more, rows in (((), 2), (("--rejected",), 1)):
-        (day,) = json.loads(run("lake", "show", "--subject", "orders", "--json", *more, *address.words))
+        (day,) = json.loads(
+            run("lake", "show", "--subject", "orders", "--json", *more, *address.words)
+        )
         assert (day["files"], day["rows"]) == (1, rows)
     run("lake", "expire", "--subject", "orders", "--rejected", *address.words)

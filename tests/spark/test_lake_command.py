@@ -22,7 +22,12 @@ pytestmark = pytest.mark.sampled
 class Shell:
     def __init__(self, server: str, folder: Path) -> None:
         self._server = ["--server", server]
-        self._catalog = ["--catalog-uri", f"sqlite:///{folder}/catalog.db", "--warehouse", f"file://{folder}/warehouse"]
+        self._catalog = [
+            "--catalog-uri",
+            f"sqlite:///{folder}/catalog.db",
+            "--warehouse",
+            f"file://{folder}/warehouse",
+        ]
 
     def lake(self, command: str, *words: str) -> Result:
         server = self._server if command == "follow" else []
@@ -35,21 +40,47 @@ def shell(node_process: NodeProcess, tmp_path: Path) -> Shell:
     return Shell(node_process.address, tmp_path)
 
 
-def test_a_subject_becomes_a_table_that_can_be_looked_at_compacted_and_expired(shell: Shell, node_process: NodeProcess) -> None:
+def test_a_subject_becomes_a_table_that_can_be_looked_at_compacted_and_expired(
+    shell: Shell, node_process: NodeProcess
+) -> None:
     send(node_process.address, "orders", ["a", "b", "c"])
-    assert shell.lake("follow", "--subject", "orders", "--once").stdout == "orders: 3 messages in 1 files\n"
+    assert (
+        shell.lake("follow", "--subject", "orders", "--once").stdout
+        == "orders: 3 messages in 1 files\n"
+    )
     (day,) = json.loads(shell.lake("show", "--subject", "orders", "--json").stdout)
     assert (day["files"], day["rows"]) == (1, 3)
     (queue,) = json.loads(shell.lake("positions", "--subject", "orders", "--json").stdout)
     assert (queue["partition"], queue["next_sequence"]) == (0, 3)
-    assert json.loads(shell.lake("compact", "--subject", "orders", "--json").stdout) == []  # today is not over
-    assert json.loads(shell.lake("expire", "--subject", "orders", "--json").stdout) == [{"snapshots": 0, "files": 0}]
+    assert (
+        json.loads(shell.lake("compact", "--subject", "orders", "--json").stdout) == []
+    )  # today is not over
+    assert json.loads(shell.lake("expire", "--subject", "orders", "--json").stdout) == [
+        {"snapshots": 0, "files": 0}
+    ]
 
 
-def test_follow_shows_its_metrics_and_ends_by_a_signal(shell: Shell, node_process: NodeProcess, tmp_path: Path) -> None:
+def test_follow_shows_its_metrics_and_ends_by_a_signal(
+    shell: Shell, node_process: NodeProcess, tmp_path: Path
+) -> None:
     send(node_process.address, "orders", ["a", "b", "c"])
-    where = ["--catalog-uri", f"sqlite:///{tmp_path}/catalog.db", "--warehouse", f"file://{tmp_path}/warehouse"]
-    words = ["lake", "follow", "--subject", "orders", "--metrics-port", "0", "--server", node_process.address, *where]
+    where = [
+        "--catalog-uri",
+        f"sqlite:///{tmp_path}/catalog.db",
+        "--warehouse",
+        f"file://{tmp_path}/warehouse",
+    ]
+    words = [
+        "lake",
+        "follow",
+        "--subject",
+        "orders",
+        "--metrics-port",
+        "0",
+        "--server",
+        node_process.address,
+        *where,
+    ]
     command = [sys.executable, "-m", "qmq.cli", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -73,7 +104,9 @@ def test_follow_shows_its_metrics_and_ends_by_a_signal(shell: Shell, node_proces
         (("follow", "--subject", "orders", "--once"), "there is no subject"),
     ],
 )
-def test_a_mistake_is_answered_with_what_to_do(shell: Shell, words: tuple[str, ...], says: str) -> None:
+def test_a_mistake_is_answered_with_what_to_do(
+    shell: Shell, words: tuple[str, ...], says: str
+) -> None:
     found = shell.lake(*words)
     assert found.exit_code == 2
     assert says in found.stderr

@@ -31,7 +31,10 @@ FILES = {
 
 def foreign_parquet() -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"sequence": ["x"], "partition": [None], "broker_group": [1.5], "body": [[1]]}), sink)
+    pq.write_table(
+        pa.table({"sequence": ["x"], "partition": [None], "broker_group": [1.5], "body": [[1]]}),
+        sink,
+    )
     found: bytes = sink.getvalue().to_pybytes()
     return found
 
@@ -60,7 +63,9 @@ class Commands:
         self.run: dict[str, Callable[[], object]] = {
             "read": lambda: history.bodies("orders"),
             "show": lambda: maintenance.totals(self.table),
-            "compact": lambda: list(maintenance.compact(self.table, now.date() + timedelta(days=9))),
+            "compact": lambda: list(
+                maintenance.compact(self.table, now.date() + timedelta(days=9))
+            ),
             "expire": lambda: maintenance.expire(self.table, now, timedelta(0)),
             "follow": lambda: history.follow("orders,others"),
         }
@@ -71,38 +76,58 @@ class Commands:
 
 
 def newest(folder: Path, subject: str, pattern: str) -> Path:
-    return max((folder / "warehouse" / "qmq" / subject).glob(pattern), key=lambda each: (each.stat().st_mtime_ns, each.name))
+    return max(
+        (folder / "warehouse" / "qmq" / subject).glob(pattern),
+        key=lambda each: (each.stat().st_mtime_ns, each.name),
+    )
 
 
-TOLERANT = {"data": {"show", "expire", "follow"}, "manifest": {"follow"}, "manifest-list": set[str](), "metadata": set[str]()}
+TOLERANT = {
+    "data": {"show", "expire", "follow"},
+    "manifest": {"follow"},
+    "manifest-list": set[str](),
+    "metadata": set[str](),
+}
 """The commands that do not read such a file."""
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize("kind", FILES)
-def test_a_hostile_file_is_named_and_other_subjects_are_served(history: HistoryReader, tmp_path: Path, kind: str, spoil: str) -> None:
+def test_a_hostile_file_is_named_and_other_subjects_are_served(
+    history: HistoryReader, tmp_path: Path, kind: str, spoil: str
+) -> None:
     server = history.lake.server
     for subject in ("orders", "others", "orders"):
-        send(server, subject, [f"{subject} {number}" for number in range(3 if subject == "orders" else 500)])
+        send(
+            server,
+            subject,
+            [f"{subject} {number}" for number in range(3 if subject == "orders" else 500)],
+        )
         history.follow(subject)
     path, other = (newest(tmp_path, subject, FILES[kind]) for subject in ("orders", "others"))
     path.write_bytes(SPOILS[spoil](path.read_bytes(), other.read_bytes()))
     for subject in ("orders", "others"):
         send(server, subject, ["late"])
-    tolerant = TOLERANT[kind] | ({"follow"} if spoil == "other-subject" and kind == "manifest-list" else set())
+    tolerant = TOLERANT[kind] | (
+        {"follow"} if spoil == "other-subject" and kind == "manifest-list" else set()
+    )
     for name, command in Commands(history).run.items():
         if name in tolerant:
             command()
             continue
         with pytest.raises((LogDamaged, InvalidArgument)) as failure:
             command()
-        assert path.name in str(failure.value) or (spoil == "other-subject" and "others" in str(failure.value)), name
+        assert path.name in str(failure.value) or (
+            spoil == "other-subject" and "others" in str(failure.value)
+        ), name
     assert "late" in history.lake.bodies("others")
     assert history.bodies("others") == sorted(history.lake.bodies("others"))
 
 
 @pytest.mark.parametrize("what", ["location", "metadata-log"])
-def test_no_command_deletes_or_lists_outside_of_a_tables_folder(history: HistoryReader, tmp_path: Path, what: str) -> None:
+def test_no_command_deletes_or_lists_outside_of_a_tables_folder(
+    history: HistoryReader, tmp_path: Path, what: str
+) -> None:
     for subject in ("orders", "others"):
         send(history.lake.server, subject, ["a"])
     history.follow("orders")
@@ -124,7 +149,9 @@ def test_no_command_deletes_or_lists_outside_of_a_tables_folder(history: History
     assert outside.read_bytes() == b"precious"
 
 
-def test_rejected_files_outside_of_the_tables_folders_are_not_added(history: HistoryReader, tmp_path: Path) -> None:
+def test_rejected_files_outside_of_the_tables_folders_are_not_added(
+    history: HistoryReader, tmp_path: Path
+) -> None:
     send(history.lake.server, "orders", ["a"])
     history.follow("orders")
     rejected = open_table(history.lake.catalog, "qmq", "orders", is_rejected=True)

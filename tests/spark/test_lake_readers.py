@@ -32,7 +32,9 @@ where cast(decode(body) as integer) <= cast(decode(before) as integer)
 @pytest.fixture
 def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[Lake]:
     node_process.start()
-    catalog = load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    catalog = load_catalog(
+        "lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse"
+    )
     found = Lake(catalog, node_process.address)
     yield found
     found.close()
@@ -53,7 +55,9 @@ def bank(lake: Lake) -> LakeTable:
 
 
 def paths(table: LakeTable) -> list[str]:
-    return [each.file.file_path.removeprefix("file://") for each in table.iceberg.scan().plan_files()]
+    return [
+        each.file.file_path.removeprefix("file://") for each in table.iceberg.scan().plan_files()
+    ]
 
 
 def in_duckdb(table: LakeTable, query: str) -> list[tuple[Any, ...]]:
@@ -63,7 +67,10 @@ def in_duckdb(table: LakeTable, query: str) -> list[tuple[Any, ...]]:
 
 
 def test_the_order_of_a_key_over_all_routes_is_a_query(bank: LakeTable) -> None:
-    assert in_duckdb(bank, "select count(*), count(distinct route_version), count(distinct partition) from messages") == [(600, 3, 4)]
+    assert in_duckdb(
+        bank,
+        "select count(*), count(distinct route_version), count(distinct partition) from messages",
+    ) == [(600, 3, 4)]
     assert in_duckdb(bank, OUT_OF_ORDER) == [(0,)]
     by_partition = OUT_OF_ORDER.replace("route_version, partition", "partition % 2, route_version")
     assert in_duckdb(bank, by_partition) != [(0,)]  # another order is none
@@ -84,12 +91,24 @@ def test_the_query_says_the_same_of_a_compacted_table(bank: LakeTable, lake: Lak
 
 def test_duckdb_reads_what_pyiceberg_scans(bank: LakeTable) -> None:
     database = bank.iceberg.scan(row_filter="partition = 1").to_duckdb("bank")
-    assert database.sql("select count(*), min(decode(body)::int), max(decode(body)::int) from bank").fetchall() == [(200, 0, 199)]
+    assert database.sql(
+        "select count(*), min(decode(body)::int), max(decode(body)::int) from bank"
+    ).fetchall() == [(200, 0, 199)]
     database.close()
 
 
-@pytest.mark.filterwarnings("ignore::polars.exceptions.PerformanceWarning")  # it would plan faster by another package
+@pytest.mark.filterwarnings(
+    "ignore::polars.exceptions.PerformanceWarning"
+)  # it would plan faster by another package
 def test_polars_reads_the_table(bank: LakeTable) -> None:
-    rows = pl.scan_iceberg(bank.iceberg).sort("route_version", "partition", "sequence").select("key", "body").collect()
+    rows = (
+        pl.scan_iceberg(bank.iceberg)
+        .sort("route_version", "partition", "sequence")
+        .select("key", "body")
+        .collect()
+    )
     found = {key: group["body"].to_list() for (key,), group in rows.group_by("key")}
-    assert found == {f"k{each}".encode(): [str(number).encode() for number in range(each, 600, 7)] for each in range(7)}
+    assert found == {
+        f"k{each}".encode(): [str(number).encode() for number in range(each, 600, 7)]
+        for each in range(7)
+    }

@@ -34,7 +34,14 @@ pytestmark = pytest.mark.sampled
 
 def test_the_rows_are_those_of_the_log_with_all_columns(history: HistoryReader) -> None:
     server = history.lake.server
-    send(server, "orders", ["a", "b", "c"], ["k1", "", "k3"], [["x"], [], ["x", "y"]], [{"h": b"1"}, {}, {}])
+    send(
+        server,
+        "orders",
+        ["a", "b", "c"],
+        ["k1", "", "k3"],
+        [["x"], [], ["x", "y"]],
+        [{"h": b"1"}, {}, {}],
+    )
     history.follow("orders")
     send(server, "orders", ["d", "e"], ["k1", "k2"], [[], ["y"]], [{}, {"h": b"2"}])
     assert history.both("orders")["body"].to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
@@ -53,12 +60,16 @@ def test_the_rows_are_those_of_the_log_with_all_columns(history: HistoryReader) 
         ({"startingOffsets": '{"orders":{"0":3}}'}, "de"),
     ],
 )
-def test_selections_and_offsets_narrow_both_halves(history: HistoryReader, options: dict[str, str], expected: str) -> None:
+def test_selections_and_offsets_narrow_both_halves(
+    history: HistoryReader, options: dict[str, str], expected: str
+) -> None:
     server = history.lake.server
     send(server, "orders", ["a", "b", "c"], ["k1", "", "k3"], [["x"], [], ["x", "y"]])
     history.follow("orders")
     send(server, "orders", ["d", "e"], ["k1", "k2"], [[], ["y"]])
-    assert history.both("orders", **options)["body"].to_pylist() == [each.encode() for each in expected]
+    assert history.both("orders", **options)["body"].to_pylist() == [
+        each.encode() for each in expected
+    ]
 
 
 def test_messages_that_retention_deleted_come_from_the_lake(tmp_path: Path) -> None:
@@ -86,25 +97,32 @@ def test_messages_that_retention_deleted_come_from_the_lake(tmp_path: Path) -> N
             first, last = (str(int(each.timestamp() * 1000)) for each in (begin, end))
             times = {"startingTimestamp": first, "endingTimestamp": last}
             found = history.rows({**where, "qmq.lake": uri, **times}).sort_by(ORDER)
-            assert found["sequence"].to_pylist() == [row["sequence"] for row in read.to_pylist() if begin <= row["append_time"] < end]
+            assert found["sequence"].to_pylist() == [
+                row["sequence"] for row in read.to_pylist() if begin <= row["append_time"] < end
+            ]
         lake.close()
         traffic.store.close()
 
 
-def test_a_lake_behind_retention_fails_the_read_or_leaves_the_gap_out(history: HistoryReader) -> None:
+def test_a_lake_behind_retention_fails_the_read_or_leaves_the_gap_out(
+    history: HistoryReader,
+) -> None:
     send(history.lake.server, "orders", ["a", "b"])
     history.follow("orders")
     send(history.lake.server, "orders", ["c", "d"])
     history.expire_log("orders")
     send(history.lake.server, "orders", ["e"])
     with pytest.raises(
-        MessagesExpired, match=r"messages 2 to \d of orders/0@.* not in the lake either, which has 0 to 1; .*failOnDataLoss"
+        MessagesExpired,
+        match=r"messages 2 to \d of orders/0@.* not in the lake either, which has 0 to 1; .*failOnDataLoss",
     ):
         history.rows(history.options("orders"))
     assert history.bodies("orders", failOnDataLoss="false") == ["a", "b", "e"]
 
 
-def test_after_messages_that_a_writer_skipped_the_table_counts_from_there(history: HistoryReader) -> None:
+def test_after_messages_that_a_writer_skipped_the_table_counts_from_there(
+    history: HistoryReader,
+) -> None:
     send(history.lake.server, "orders", ["a"])
     history.follow("orders")
     send(history.lake.server, "orders", ["b"])
@@ -119,7 +137,10 @@ def test_after_messages_that_a_writer_skipped_the_table_counts_from_there(histor
 
 def test_a_table_that_began_later_is_completed_from_the_log(history: HistoryReader) -> None:
     send(history.lake.server, "orders", ["a", "b"])
-    assert list(history.lake.writer(history.lake.asked("orders", startingOffsets="latest")).round()) == []
+    assert (
+        list(history.lake.writer(history.lake.asked("orders", startingOffsets="latest")).round())
+        == []
+    )
     send(history.lake.server, "orders", ["c"])
     history.follow("orders")
     send(history.lake.server, "orders", ["d"])
@@ -131,7 +152,10 @@ def test_without_a_table_the_log_must_have_the_beginning(history: HistoryReader)
     assert history.bodies("orders") == ["a"]
     history.expire_log("orders")
     send(history.lake.server, "orders", ["b"])
-    with pytest.raises(UnknownSubject, match=r"has no table in namespace 'qmq' of the lake.*`qmq lake follow` makes a table"):
+    with pytest.raises(
+        UnknownSubject,
+        match=r"has no table in namespace 'qmq' of the lake.*`qmq lake follow` makes a table",
+    ):
         history.rows(history.options("orders"))
 
 
@@ -156,10 +180,16 @@ def test_a_key_stays_in_order_and_tasks_do_not_mix_partitions(history: HistoryRe
         assert rows["sequence"].to_pylist() == sorted(rows["sequence"].to_pylist())
 
 
-def test_rows_that_were_compacted_are_there_once_in_the_order_of_their_key(history: HistoryReader) -> None:
+def test_rows_that_were_compacted_are_there_once_in_the_order_of_their_key(
+    history: HistoryReader,
+) -> None:
     create_ordered(history.lake.server, "bank", 2)
     for begin in range(0, 300, 100):
-        send_ordered(history.lake.server, "bank", [(f"k{number % 9}", str(number)) for number in range(begin, begin + 100)])
+        send_ordered(
+            history.lake.server,
+            "bank",
+            [(f"k{number % 9}", str(number)) for number in range(begin, begin + 100)],
+        )
         history.follow("bank")
     table = open_table(history.lake.catalog, "qmq", "bank")
     tomorrow = datetime.now(UTC).date() + timedelta(days=1)
@@ -178,28 +208,44 @@ def test_rejected_messages_of_a_typed_lake_are_read_too(history: HistoryReader) 
     server = history.lake.server
     with qmq.blocking.connect(server) as mq:
         send(server, "orders", ['{"id":0}'])
-        mq.metadata.set_subject_schema("orders", SchemaFormat.JSON_SCHEMA, '{"type": "object", "properties": {"id": {"type": "integer"}}}')
-        writer = LakeWriter(history.lake.catalog, history.lake.asked("orders"), SMALL, schemas=mq.metadata.subject_schemas)
+        mq.metadata.set_subject_schema(
+            "orders",
+            SchemaFormat.JSON_SCHEMA,
+            '{"type": "object", "properties": {"id": {"type": "integer"}}}',
+        )
+        writer = LakeWriter(
+            history.lake.catalog,
+            history.lake.asked("orders"),
+            SMALL,
+            schemas=mq.metadata.subject_schemas,
+        )
         for bodies in (['{"id":1}', "bad"], ["worse", '{"id":2}']):
             send(server, "orders", bodies)
             writer.drain(lambda _: None)
         history.both("orders")
         send(server, "orders", ["worst"])
-        with patch("pyspark_qmq.lake.typed.complete", side_effect=[None, KeyboardInterrupt]), pytest.raises(KeyboardInterrupt):
+        with (
+            patch("pyspark_qmq.lake.typed.complete", side_effect=[None, KeyboardInterrupt]),
+            pytest.raises(KeyboardInterrupt),
+        ):
             list(writer.round())
         writer.close()
     send(server, "orders", ["tail"])
     assert history.both("orders")["body"].to_pylist()[-3:] == [b'{"id":2}', b"worst", b"tail"]
 
 
-def test_files_that_expired_while_they_are_read_are_an_error_that_says_what_to_do(history: HistoryReader, tmp_path: Path) -> None:
+def test_files_that_expired_while_they_are_read_are_an_error_that_says_what_to_do(
+    history: HistoryReader, tmp_path: Path
+) -> None:
     send(history.lake.server, "orders", ["a"])
     history.follow("orders")
     reader = history.reader(history.options("orders"))
     planned = reader.partitions()
     for each in tmp_path.rglob("*.parquet"):
         each.unlink()
-    with pytest.raises(MessagesExpired, match=r"snapshot of the lake .* has expired; load the DataFrame again"):
+    with pytest.raises(
+        MessagesExpired, match=r"snapshot of the lake .* has expired; load the DataFrame again"
+    ):
         list(reader.read(planned[0]))
 
 
@@ -236,26 +282,53 @@ def test_a_column_that_tables_do_not_have_is_refused(history: HistoryReader) -> 
         LakeReader(asked, asked.lake, StructType([StructField("entry", LongType())]))
 
 
-def test_spark_reads_lake_and_brokers_as_it_reads_brokers_alone(spark: SparkSession, history: HistoryReader) -> None:
+def test_spark_reads_lake_and_brokers_as_it_reads_brokers_alone(
+    spark: SparkSession, history: HistoryReader
+) -> None:
     def read(**more: str) -> DataFrameReader:
-        where = {"qmq.servers": history.lake.server, "subscribe": "orders", "includeHeaders": "true"}
+        where = {
+            "qmq.servers": history.lake.server,
+            "subscribe": "orders",
+            "includeHeaders": "true",
+        }
         return spark.read.format("qmq").options(**where | more)
 
     numbers = range(20_000)
     bodies = [f"m{number}" for number in numbers]
-    send(history.lake.server, "orders", bodies[:12_000], [f"k{number % 70}" for number in numbers[:12_000]])
+    send(
+        history.lake.server,
+        "orders",
+        bodies[:12_000],
+        [f"k{number % 70}" for number in numbers[:12_000]],
+    )
     history.follow("orders")
-    send(history.lake.server, "orders", bodies[12_000:], [f"k{number % 70}" for number in numbers[12_000:]])
+    send(
+        history.lake.server,
+        "orders",
+        bodies[12_000:],
+        [f"k{number % 70}" for number in numbers[12_000:]],
+    )
     both, alone = read(**{"qmq.lake": history.uri}).load(), read().load()
     assert both.schema == alone.schema
     assert both.count() == alone.count() == 20_000
-    shown = [*(name for name in both.columns if name != "headers"), "cast(map_entries(headers) as string) headers"]
+    shown = [
+        *(name for name in both.columns if name != "headers"),
+        "cast(map_entries(headers) as string) headers",
+    ]
     assert both.selectExpr(*shown).exceptAll(alone.selectExpr(*shown)).count() == 0
-    narrow = read(**{"qmq.lake": history.uri, "keys": "k7"}).schema("body binary, sequence bigint").load()
-    assert sorted(int(bytes(row["body"])[1:]) for row in narrow.collect()) == [number for number in numbers if number % 70 == 7]
+    narrow = (
+        read(**{"qmq.lake": history.uri, "keys": "k7"})
+        .schema("body binary, sequence bigint")
+        .load()
+    )
+    assert sorted(int(bytes(row["body"])[1:]) for row in narrow.collect()) == [
+        number for number in numbers if number % 70 == 7
+    ]
     history.expire_log("orders")
     assert read(**{"qmq.lake": history.uri, "failOnDataLoss": "false"}).load().count() == 12_000
-    assert "not in the lake either, which has 0 to 11999" in refusal(read(**{"qmq.lake": history.uri}))
+    assert "not in the lake either, which has 0 to 11999" in refusal(
+        read(**{"qmq.lake": history.uri})
+    )
 
 
 def refusal(reader: DataFrameReader) -> str:

@@ -37,7 +37,9 @@ class TypedLake:
         self.catalog, self.server = catalog, server
         self.mq = qmq.blocking.connect(server)
 
-    def declare(self, properties: dict[str, Any], *required: str, mode: Compatibility | None = None) -> None:
+    def declare(
+        self, properties: dict[str, Any], *required: str, mode: Compatibility | None = None
+    ) -> None:
         text = json.dumps({"type": "object", "properties": properties, "required": required})
         self.mq.metadata.set_subject_schema("orders", SchemaFormat.JSON_SCHEMA, text, mode)
 
@@ -45,8 +47,16 @@ class TypedLake:
         send(self.server, "orders", list(bodies))
 
     def writer(self, *, is_typed: bool = True) -> LakeWriter:
-        asked = parse({"qmq.servers": self.server, "subscribe": "orders", "startingOffsets": "earliest"}, is_stream=True)
-        return LakeWriter(self.catalog, asked, LakeOptions(), schemas=self.mq.metadata.subject_schemas if is_typed else None)
+        asked = parse(
+            {"qmq.servers": self.server, "subscribe": "orders", "startingOffsets": "earliest"},
+            is_stream=True,
+        )
+        return LakeWriter(
+            self.catalog,
+            asked,
+            LakeOptions(),
+            schemas=self.mq.metadata.subject_schemas if is_typed else None,
+        )
 
     def drain(self) -> tuple[int, int]:
         """Run rounds until the tables are up to date. Returns the rows added to both tables, and how many of them were rejected."""
@@ -64,9 +74,14 @@ class TypedLake:
     def values(self) -> list[dict[str, Any]]:
         """From the files: PyIceberg 0.12 shows a null list of structs as an empty one."""
         table = find_table(self.catalog, "qmq", "orders")
-        files = [each.file.file_path.removeprefix("file://") for each in table.iceberg.scan().plan_files()]
+        files = [
+            each.file.file_path.removeprefix("file://")
+            for each in table.iceberg.scan().plan_files()
+        ]
         schema = maintenance.file_schema(table)
-        rows = pa.concat_tables([conformed(pq.read_table(each, partitioning=None), schema) for each in files])
+        rows = pa.concat_tables(
+            [conformed(pq.read_table(each, partitioning=None), schema) for each in files]
+        )
         found: list[dict[str, Any]] = rows.sort_by("sequence")["value"].to_pylist()
         return found
 
@@ -78,7 +93,9 @@ class TypedLake:
 @pytest.fixture
 def lake(node_process: NodeProcess, tmp_path: Path) -> Iterator[TypedLake]:
     node_process.start()
-    catalog = load_catalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
+    catalog = load_catalog(
+        "lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse"
+    )
     found = TypedLake(catalog, node_process.address)
     with found.mq:
         yield found
@@ -94,7 +111,9 @@ def test_bodies_become_columns_and_misfits_are_kept_apart_with_a_reason(lake: Ty
     assert lake.rejected() == [(1, b"no JSON"), (3, b'{"id":"3"}')]
     found = lake.rows("orders__rejected")
     assert found["schema_version"].to_pylist() == [1, 1]
-    assert found["reason"].to_pylist()[1] == "ValidationError: Expected `int`, got `str` - at `$.id`"
+    assert (
+        found["reason"].to_pylist()[1] == "ValidationError: Expected `int`, got `str` - at `$.id`"
+    )
 
 
 def test_a_round_of_bad_bodies_only_moves_on(lake: TypedLake) -> None:
@@ -108,7 +127,11 @@ def test_a_round_of_bad_bodies_only_moves_on(lake: TypedLake) -> None:
 
 
 def test_every_kind_of_value_comes_through(lake: TypedLake) -> None:
-    item = {"type": "object", "properties": {"sku": STRING, "counts": {"type": "array", "items": INT}}, "required": ["sku"]}
+    item = {
+        "type": "object",
+        "properties": {"sku": STRING, "counts": {"type": "array", "items": INT}},
+        "required": ["sku"],
+    }
     lake.send("{}")
     lake.declare(
         {
@@ -130,8 +153,17 @@ def test_every_kind_of_value_comes_through(lake: TypedLake) -> None:
     lake.drain()
     a, b = {"sku": "a", "counts": [1, 2]}, {"sku": "b", "counts": None}
     empty = dict.fromkeys(("at", "ratio", "is_new", "raw", "items", "by_name", "one"))
-    full = {"at": datetime(2026, 11, 27, tzinfo=UTC), "ratio": 1.0, "is_new": True, "raw": b"\x00\x01"}
-    assert lake.values() == [empty, {**full, "items": [a, b], "by_name": [("x", a)], "one": a}, {**empty, "items": [], "by_name": []}]
+    full = {
+        "at": datetime(2026, 11, 27, tzinfo=UTC),
+        "ratio": 1.0,
+        "is_new": True,
+        "raw": b"\x00\x01",
+    }
+    assert lake.values() == [
+        empty,
+        {**full, "items": [a, b], "by_name": [("x", a)], "one": a},
+        {**empty, "items": [], "by_name": []},
+    ]
 
 
 def test_a_table_follows_a_schema_that_adds_widens_and_drops_fields(lake: TypedLake) -> None:
@@ -141,7 +173,9 @@ def test_a_table_follows_a_schema_that_adds_widens_and_drops_fields(lake: TypedL
     lake.declare({"id": LONG, "new": {"type": "object", "properties": {"a": INT}}}, "id")
     lake.send('{"id":5000000000,"new":{"a":1}}')
     lake.drain()
-    lake.declare({"id": LONG, "new": {"type": "object", "properties": {"a": LONG, "b": STRING}}}, "id")
+    lake.declare(
+        {"id": LONG, "new": {"type": "object", "properties": {"a": LONG, "b": STRING}}}, "id"
+    )
     lake.send('{"id":3,"new":{"a":6000000000,"b":"y"}}')
     assert lake.drain() == (1, 0)
     assert lake.values() == [
@@ -150,17 +184,28 @@ def test_a_table_follows_a_schema_that_adds_widens_and_drops_fields(lake: TypedL
         {"id": 3, "old": None, "new": {"a": 6_000_000_000, "b": "y"}},
     ]
     table, before = find_table(lake.catalog, "qmq", "orders"), lake.rows().to_pylist()
-    assert [each.rows for each in maintenance.compact(table, (datetime.now(UTC) + timedelta(days=1)).date())] == [3]
-    assert (lake.rows().to_pylist(), lake.values()[0]) == (before, {"id": 1, "old": "x", "new": None})
+    assert [
+        each.rows
+        for each in maintenance.compact(table, (datetime.now(UTC) + timedelta(days=1)).date())
+    ] == [3]
+    assert (lake.rows().to_pylist(), lake.values()[0]) == (
+        before,
+        {"id": 1, "old": "x", "new": None},
+    )
 
 
-def test_a_change_that_iceberg_does_not_make_is_refused_and_says_what_to_do(lake: TypedLake) -> None:
+def test_a_change_that_iceberg_does_not_make_is_refused_and_says_what_to_do(
+    lake: TypedLake,
+) -> None:
     lake.send('{"id":1}')
     lake.declare({"id": INT})
     lake.drain()
     lake.declare({"id": STRING}, mode=Compatibility.NONE)
     lake.send('{"id":"x"}')
-    with pytest.raises(IncompatibleSchema, match=r"'value.id' of the table of 'orders' is int, and string in the schema: Iceberg cannot"):
+    with pytest.raises(
+        IncompatibleSchema,
+        match=r"'value.id' of the table of 'orders' is int, and string in the schema: Iceberg cannot",
+    ):
         lake.drain()
     lake.declare({"id": INT}, mode=Compatibility.NONE)
     assert lake.drain() == (1, 1)
@@ -181,7 +226,9 @@ def test_a_table_of_bytes_becomes_typed_and_is_then_not_written_as_bytes(lake: T
 
 def test_without_a_schema_nothing_is_written(lake: TypedLake) -> None:
     lake.send("a")
-    with pytest.raises(InvalidArgument, match="has no schema: declare one by `qmq subject schema set orders`"):
+    with pytest.raises(
+        InvalidArgument, match="has no schema: declare one by `qmq subject schema set orders`"
+    ):
         lake.drain()
 
 
@@ -204,8 +251,12 @@ def after(method: Callable[..., Any]) -> Callable[..., Any]:
     return done
 
 
-@pytest.mark.parametrize("moment", ["before the table's commit", "after it", "after that of the rejected messages"])
-def test_rejected_messages_are_kept_once_whenever_the_writer_dies(lake: TypedLake, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+@pytest.mark.parametrize(
+    "moment", ["before the table's commit", "after it", "after that of the rejected messages"]
+)
+def test_rejected_messages_are_kept_once_whenever_the_writer_dies(
+    lake: TypedLake, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     lake.send('{"id":1}', "bad")
     lake.declare({"id": INT})
     with monkeypatch.context() as patch, suppress(Killed):
@@ -236,7 +287,9 @@ def test_of_two_writers_each_with_rejected_messages_all_are_kept_once(lake: Type
     assert [body for _, body in lake.rejected()] == [b"bad 0", b"bad 1", b"bad 2"]
 
 
-def test_a_process_that_adds_late_adds_nothing_again(lake: TypedLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_adds_late_adds_nothing_again(
+    lake: TypedLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One process reads both tables and pauses; meanwhile another process adds the round."""
     lake.send('{"id":1}', "bad")
     lake.declare({"id": INT})
@@ -248,7 +301,10 @@ def test_a_process_that_adds_late_adds_nothing_again(lake: TypedLake, monkeypatc
 
     def overtaken(table: LakeTable, locations: Sequence[str], properties: dict[str, str]) -> None:
         monkeypatch.setattr(LakeTable, "add", add)
-        typed.complete(find_table(lake.catalog, "qmq", "orders"), find_table(lake.catalog, "qmq", "orders", is_rejected=True))
+        typed.complete(
+            find_table(lake.catalog, "qmq", "orders"),
+            find_table(lake.catalog, "qmq", "orders", is_rejected=True),
+        )
         add(table, locations, properties)
 
     monkeypatch.setattr(LakeTable, "add", overtaken)
@@ -258,5 +314,8 @@ def test_a_process_that_adds_late_adds_nothing_again(lake: TypedLake, monkeypatc
 
 def test_the_table_of_rejected_messages_is_not_taken_for_a_subjects(lake: TypedLake) -> None:
     open_table(lake.catalog, "qmq", "orders", is_rejected=True)
-    with pytest.raises(InvalidArgument, match="belongs to the rejected messages of subject 'orders': choose another --namespace"):
+    with pytest.raises(
+        InvalidArgument,
+        match="belongs to the rejected messages of subject 'orders': choose another --namespace",
+    ):
         open_table(lake.catalog, "qmq", "orders__rejected")

@@ -87,16 +87,26 @@ def result(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.sampled
 def test_the_audit_of_a_real_log_is_clean_and_finds_what_is_planted(
-    spark: SparkSession, node_process: NodeProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    node_process: NodeProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = node_process.start()
     changed_under_way(server)
     here = ["--servers", server, "--subject", "s"]
     out = tmp_path / "clean"
-    assert main(JOB, [*here, "--by", "json:n", "--dense", "--out", str(out)], spark) == 0, capsys.readouterr().err
+    assert main(JOB, [*here, "--by", "json:n", "--dense", "--out", str(out)], spark) == 0, (
+        capsys.readouterr().err
+    )
     found = result(out)
-    assert found["headline"].startswith("log order is sending order, judged by json:n, and no message follows a seal: 3,200 messages of 40")
-    assert (found["facts"]["keys checked against the hash"], found["facts"]["in-order replays"]) == (40, 0)
+    assert found["headline"].startswith(
+        "log order is sending order, judged by json:n, and no message follows a seal: 3,200 messages of 40"
+    )
+    assert (
+        found["facts"]["keys checked against the hash"],
+        found["facts"]["in-order replays"],
+    ) == (40, 0)
     assert found["tables"][1]["rows"][0][5] == 5
     assert (out / "order_audit.html").stat().st_size > 10_000
     assert not (out / "violations.parquet").exists()
@@ -109,13 +119,24 @@ def test_the_audit_of_a_real_log_is_clean_and_finds_what_is_planted(
     lines = found["counterexample"].splitlines()
     assert lines[0] == "subject s: reorder"
     assert lines[2].split() == ["key", KEYS[7]]
-    assert [line.split()[3] for line in lines if "lies" in line and "number" in line and "," in line] == ["79,", "20,"]
+    assert [
+        line.split()[3] for line in lines if "lies" in line and "number" in line and "," in line
+    ] == ["79,", "20,"]
     (violation,) = spark.read.parquet(str(out / "violations.parquet")).collect()
-    assert (violation["subject"], violation["rule"], bytes(violation["key"])) == ("s", "number_order", KEYS[7].encode())
+    assert (violation["subject"], violation["rule"], bytes(violation["key"])) == (
+        "s",
+        "number_order",
+        KEYS[7].encode(),
+    )
 
     until_in_files(node_process.data, "s", 3_201)
     routes = topology(server, "s").routes["s"]
-    early = Routes(routes.logical_partitions, routes.version, routes.partitions, {**routes.sealed_at, 1: routes.sealed_at[1] - 2})
+    early = Routes(
+        routes.logical_partitions,
+        routes.version,
+        routes.partitions,
+        {**routes.sealed_at, 1: routes.sealed_at[1] - 2},
+    )
     write_routes(tmp_path / "early.json", "s", early)
     here = ["--path", str(node_process.data), "--subject", "s", "--json"]
     capsys.readouterr()
@@ -152,12 +173,16 @@ def test_ends_are_checked_where_nothing_is_left_out_there(argv: list[str], expec
     assert reads_to_end(arguments(*argv)) is expected
 
 
-def test_an_audit_of_some_messages_only_is_refused(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_of_some_messages_only_is_refused(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(JOB, ["--servers", "localhost:1", "--subject", "s", "-o", "keyFrom=a"], spark) == 2
     assert "leave out option keyFrom" in capsys.readouterr().err
 
 
-def test_losses_are_counted_by_numbers_only(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_losses_are_counted_by_numbers_only(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(JOB, ["--servers", "localhost:1", "--subject", "s", "--dense"], spark) == 2
     assert "--by header:NAME" in capsys.readouterr().err
     assert main(JOB, ["--servers", "localhost:1", "--subject", "s", "--by", "clock"], spark) == 2

@@ -100,7 +100,10 @@ class History:
     def __init__(self, seed: int, *, keys: int = 24, clients: int = 3, partitions: int = 2) -> None:
         self.random = random.Random(seed)
         self.route = first_route(LPS, partitions, GROUPS)
-        self.parts = {each.number: RoutePartition(each.number, each.range, each.group, 1) for each in self.route.partitions}
+        self.parts = {
+            each.number: RoutePartition(each.number, each.range, each.group, 1)
+            for each in self.route.partitions
+        }
         self.sealed: dict[int, int] = {}
         self.rows: list[Row] = []
         self.keys = [b"key-%d-%d" % (seed, number) for number in range(keys)]
@@ -115,9 +118,16 @@ class History:
 
     def run(self, steps: int, *, fences: bool = True) -> History:
         """Make this many random steps, then write everything that waits."""
-        doings: list[tuple[Callable[[], None], int]] = [(self.send, 10), (self.write, 10), (self.change, 2), (self.renumber, 1)]
+        doings: list[tuple[Callable[[], None], int]] = [
+            (self.send, 10),
+            (self.write, 10),
+            (self.change, 2),
+            (self.renumber, 1),
+        ]
         for _ in range(steps):
-            (doing,) = self.random.choices([each for each, _ in doings], [weight for _, weight in doings])
+            (doing,) = self.random.choices(
+                [each for each, _ in doings], [weight for _, weight in doings]
+            )
             doing()
             if fences and self.random.random() < 0.05:
                 self.change(is_fenced=True)
@@ -130,7 +140,9 @@ class History:
         at = self.random.randrange(len(self._clients))
         mine = self.keys[at :: len(self._clients)]
         for key in self.random.choices(mine, k=self.random.randint(1, 12)):
-            self._stream(at, self._holder(key)).waiting.append(Message(key, self.number(key), self.now_ms))
+            self._stream(at, self._holder(key)).waiting.append(
+                Message(key, self.number(key), self.now_ms)
+            )
 
     def number(self, key: bytes) -> int:
         """The next number of a key."""
@@ -200,7 +212,9 @@ class History:
         """
         self.route = next_route(self.route, change)
         for each in change.targets:
-            self.parts[each.number] = RoutePartition(each.number, each.range, each.group, self.route.version, change.sources)
+            self.parts[each.number] = RoutePartition(
+                each.number, each.range, each.group, self.route.version, change.sources
+            )
         for source in change.sources:
             self.sealed[source] = self._next.get(source, 0)
             self._entries[self.parts[source].broker_group] += 1
@@ -217,12 +231,24 @@ class History:
         kind = self.random.choice(["split", "merge", "move"])
         if kind == "merge" and len(route.partitions) > 1:
             at = self.random.randrange(len(route.partitions) - 1)
-            return merge(route, [part.number for part in route.partitions[at : at + 2]], change_id=name, group=self.random.choice(GROUPS))
+            return merge(
+                route,
+                [part.number for part in route.partitions[at : at + 2]],
+                change_id=name,
+                group=self.random.choice(GROUPS),
+            )
         if kind == "split" and wide:
             part = self.random.choice(wide)
             cut = self.random.randrange(part.range.first + 1, part.range.end)
-            return split(route, part.number, [cut], change_id=name, groups=self.random.choices(GROUPS, k=2))
-        return move(route, self.random.choice(route.partitions).number, self.random.choice(GROUPS), change_id=name)
+            return split(
+                route, part.number, [cut], change_id=name, groups=self.random.choices(GROUPS, k=2)
+            )
+        return move(
+            route,
+            self.random.choice(route.partitions).number,
+            self.random.choice(GROUPS),
+            change_id=name,
+        )
 
     def _holder(self, key: bytes) -> int:
         return self.route.holder(logical_partition(key, LPS)).number
@@ -247,7 +273,9 @@ class History:
 
     def forget(self, partition: int, before: int) -> None:
         """Delete the oldest messages of a partition, like retention."""
-        self.rows = [row for row in self.rows if row.partition != partition or row.sequence >= before]
+        self.rows = [
+            row for row in self.rows if row.partition != partition or row.sequence >= before
+        ]
 
     # --- what comes of it ----------------------------------------------------------------------------------------------
 
@@ -259,7 +287,9 @@ class History:
     def of(self, key: bytes) -> list[Row]:
         """A key's rows, in the order of the log."""
         found = [row for row in self.rows if row.key == key]
-        return sorted(found, key=lambda row: (self.parts[row.partition].version, row.partition, row.sequence))
+        return sorted(
+            found, key=lambda row: (self.parts[row.partition].version, row.partition, row.sequence)
+        )
 
 
 def side_by_side(histories: Sequence[History]) -> tuple[list[Row], Routes]:
@@ -274,7 +304,9 @@ def side_by_side(histories: Sequence[History]) -> tuple[list[Row], Routes]:
         rows += [replace(row, partition=row.partition + away) for row in history.rows]
         for each in history.parts.values():
             sources = tuple(number + away for number in each.sources)
-            parts[each.number + away] = replace(each, number=each.number + away, version=each.version + away, sources=sources)
+            parts[each.number + away] = replace(
+                each, number=each.number + away, version=each.version + away, sources=sources
+            )
         sealed |= {number + away: sequence for number, sequence in history.sealed.items()}
     return rows, Routes(LPS, max(each.version for each in parts.values()), parts, sealed)
 
@@ -287,16 +319,29 @@ def exchange(rows: list[Row], one: Row, other: Row) -> None:
 
 def moved(row: Row, to: Row) -> Row:
     """The message of `row` at the place of `to`."""
-    return replace(row, partition=to.partition, broker_group=to.broker_group, sequence=to.sequence, append_ms=to.append_ms, entry=to.entry)
+    return replace(
+        row,
+        partition=to.partition,
+        broker_group=to.broker_group,
+        sequence=to.sequence,
+        append_ms=to.append_ms,
+        entry=to.entry,
+    )
 
 
 def table(rows: list[Row]) -> pa.Table:
     """The rows as the data source gives them."""
     at = [EPOCH + timedelta(milliseconds=row.create_ms) for row in rows]
-    found = {name: [getattr(row, name) for row in rows] for name in TYPES if name not in ("body", "headers", "create_time", "append_time")}
+    found = {
+        name: [getattr(row, name) for row in rows]
+        for name in TYPES
+        if name not in ("body", "headers", "create_time", "append_time")
+    }
     found["create_time"] = at
     found["append_time"] = [EPOCH + timedelta(milliseconds=row.append_ms) for row in rows]
-    found["body"] = [b"{}" if row.number is None else b'{"at": {"n": %d}}' % row.number for row in rows]
+    found["body"] = [
+        b"{}" if row.number is None else b'{"at": {"n": %d}}' % row.number for row in rows
+    ]
     found["headers"] = [None if row.number is None else [("n", b"%d" % row.number)] for row in rows]
     return pa.table({name: pa.array(found[name], kind) for name, kind in TYPES.items()})
 
@@ -305,11 +350,28 @@ Found = tuple[str, int, int]
 """A rule, and the partition and sequence at which it is broken."""
 
 
-def twin(rows: list[Row], routes: Routes, *, is_exact: bool = False, is_dense: bool = False, clock_ms: int = 0) -> set[Found]:
+def twin(
+    rows: list[Row],
+    routes: Routes,
+    *,
+    is_exact: bool = False,
+    is_dense: bool = False,
+    clock_ms: int = 0,
+) -> set[Found]:
     """All violations in the rows."""
-    found = set(_of_messages(rows, routes, is_exact)) | set(_of_partitions(rows)) | set(_of_seals(rows, routes))
-    keyed = [row for row in rows if row.key is not None and not row.is_bent and row.partition in routes.partitions]
-    keyed.sort(key=lambda row: (routes.partitions[row.partition].version, row.partition, row.sequence))
+    found = (
+        set(_of_messages(rows, routes, is_exact))
+        | set(_of_partitions(rows))
+        | set(_of_seals(rows, routes))
+    )
+    keyed = [
+        row
+        for row in rows
+        if row.key is not None and not row.is_bent and row.partition in routes.partitions
+    ]
+    keyed.sort(
+        key=lambda row: (routes.partitions[row.partition].version, row.partition, row.sequence)
+    )
     known = {row.message_id[:16] for row in keyed if row.message_id[:16] == row.producer_id}
     queues = _grouped(_at_home(rows, routes), lambda row: row.partition)
     oldest = {number: min(row.sequence for row in queue) for number, queue in queues.items()}
@@ -317,17 +379,30 @@ def twin(rows: list[Row], routes: Routes, *, is_exact: bool = False, is_dense: b
     firsts = [group[0] for group in _grouped(keyed, lambda row: (row.key, row.message_id)).values()]
     for chain in _grouped(firsts, lambda row: (row.key, row.message_id[:16])).values():
         if oldest.get(chain[0].partition) and chain[0].message_id[:16] in known:
-            firsts = [row for row in firsts if row not in chain or not is_carried(row) or row.message_id >= chain[0].message_id]
+            firsts = [
+                row
+                for row in firsts
+                if row not in chain or not is_carried(row) or row.message_id >= chain[0].message_id
+            ]
     for mine in _grouped(firsts, lambda row: (row.key, row.message_id[:16])).values():
         for before, row in pairwise(mine):
             is_sent_again = is_carried(row) or is_carried(before)
-            if is_sent_again and row.message_id[:16] in known and row.message_id < before.message_id:
+            if (
+                is_sent_again
+                and row.message_id[:16] in known
+                and row.message_id < before.message_id
+            ):
                 found.add(_at("id_order", row))
     if is_exact:
-        kept = {number: oldest.get(number, routes.sealed_at.get(number, 0)) == 0 for number in routes.partitions}
+        kept = {
+            number: oldest.get(number, routes.sealed_at.get(number, 0)) == 0
+            for number in routes.partitions
+        }
         lossy = {part.version for number, part in routes.partitions.items() if not kept[number]}
         return found | set(_by_number(firsts, routes, lossy, is_dense))
-    return found | set(_by_time([row for row in firsts if row.message_id[:16] in known], rows, clock_ms))
+    return found | set(
+        _by_time([row for row in firsts if row.message_id[:16] in known], rows, clock_ms)
+    )
 
 
 def is_carried(row: Row) -> bool:
@@ -362,7 +437,11 @@ def _of_messages(rows: list[Row], routes: Routes, is_exact: bool) -> Iterator[Fo
             yield _at("outside_range", row)
         if row.broker_group != part.broker_group:
             yield _at("other_group", row)
-        if row.key is not None and not row.is_bent and row.logical_partition != logical_partition(row.key, routes.logical_partitions):
+        if (
+            row.key is not None
+            and not row.is_bent
+            and row.logical_partition != logical_partition(row.key, routes.logical_partitions)
+        ):
             yield _at("wrong_hash", row)
 
 
@@ -371,7 +450,11 @@ def _of_partitions(rows: list[Row]) -> Iterator[Found]:
         queue.sort(key=lambda row: row.sequence)
         again = {id(row) for before, row in pairwise(queue) if row.sequence == before.sequence}
         yield from (_at("sequence_repeat", row) for row in queue if id(row) in again)
-        yield from (_at("sequence_gap", row) for before, row in pairwise(queue) if row.sequence > before.sequence + 1)
+        yield from (
+            _at("sequence_gap", row)
+            for before, row in pairwise(queue)
+            if row.sequence > before.sequence + 1
+        )
         for stream in _grouped(queue, lambda row: row.producer_id).values():
             if queue[0].sequence == 0 and not _begins_session(stream[0]):
                 yield _at("stream_gap", stream[0])
@@ -393,7 +476,9 @@ def _begins_session(row: Row) -> bool:
 
 def _at_home(rows: list[Row], routes: Routes) -> list[Row]:
     known = [row for row in rows if row.partition in routes.partitions]
-    return [row for row in known if routes.partitions[row.partition].broker_group == row.broker_group]
+    return [
+        row for row in known if routes.partitions[row.partition].broker_group == row.broker_group
+    ]
 
 
 def _of_seals(rows: list[Row], routes: Routes) -> Iterator[Found]:
@@ -429,8 +514,12 @@ def _of_replays(keyed: list[Row], streams: set[str]) -> Iterator[Found]:
             at = known.index(row.message_id)
 
 
-def _by_number(firsts: list[Row], routes: Routes, lossy: set[int], is_dense: bool) -> Iterator[Found]:
-    for mine in _grouped([row for row in firsts if row.number is not None], lambda row: row.key).values():
+def _by_number(
+    firsts: list[Row], routes: Routes, lossy: set[int], is_dense: bool
+) -> Iterator[Found]:
+    for mine in _grouped(
+        [row for row in firsts if row.number is not None], lambda row: row.key
+    ).values():
         for before, row in pairwise(mine):
             assert row.number is not None
             assert before.number is not None
@@ -439,14 +528,21 @@ def _by_number(firsts: list[Row], routes: Routes, lossy: set[int], is_dense: boo
             elif row.number == before.number:
                 yield _at("number_repeat", row)
             elif is_dense and row.number > before.number + 1:
-                versions = range(routes.partitions[before.partition].version + 1, routes.partitions[row.partition].version + 1)
+                versions = range(
+                    routes.partitions[before.partition].version + 1,
+                    routes.partitions[row.partition].version + 1,
+                )
                 if not lossy & set(versions):
                     yield _at("number_gap", row)
 
 
 def _by_time(judged: list[Row], rows: list[Row], clock_ms: int) -> Iterator[Found]:
     for stream in _grouped(judged, lambda row: (row.key, row.message_id[:16])).values():
-        yield from (_at("time_order", row) for before, row in pairwise(stream) if row.create_ms < before.create_ms)
+        yield from (
+            _at("time_order", row)
+            for before, row in pairwise(stream)
+            if row.create_ms < before.create_ms
+        )
     for mine in _grouped(judged, lambda row: row.key).values():
         for before, row in pairwise(mine):
             if row.message_id[:16] == before.message_id[:16]:
@@ -473,7 +569,9 @@ DENSE = "header:n"
 
 
 def found_in(findings: Findings) -> set[Found]:
-    return {(row["rule"], row["partition"], row["sequence"]) for row in findings.violations.collect()}
+    return {
+        (row["rule"], row["partition"], row["sequence"]) for row in findings.violations.collect()
+    }
 
 
 def found_by_twin(rows: list[Row], routes: Routes, **judging: Any) -> set[Found]:
@@ -507,14 +605,24 @@ class Audited:
 
 
 # By numbers in bodies only what follows the reading differs: the job's own test reads them in every form.
-@pytest.fixture(scope="module", params=["create_time", "header:n", *(["json:at.n"] if forms.FORM == "all" else [])])
+@pytest.fixture(
+    scope="module",
+    params=["create_time", "header:n", *(["json:at.n"] if forms.FORM == "all" else [])],
+)
 def audited(spark: SparkSession, request: pytest.FixtureRequest) -> Audited:
     planted = [small(1_000 + number) for number in range(len(PLANTS) + 1)]
     keys = [plant(history) for history, (plant, _) in zip(planted, PLANTS.values(), strict=False)]
     histories = planted + clean() + damaged()
     rows, routes = side_by_side(histories)
-    findings = audit(spark.createDataFrame(table(rows)), routes, by=request.param, is_dense=request.param == DENSE)
-    return Audited(request.param, keys, rows, routes, findings, told_by_history(findings, len(histories)))
+    findings = audit(
+        spark.createDataFrame(table(rows)),
+        routes,
+        by=request.param,
+        is_dense=request.param == DENSE,
+    )
+    return Audited(
+        request.param, keys, rows, routes, findings, told_by_history(findings, len(histories))
+    )
 
 
 # --- any history -------------------------------------------------------------------------------------------------------
@@ -554,9 +662,18 @@ def test_examined_messages_are_counted(audited: Audited) -> None:
 
 
 def test_of_any_history_exactly_what_the_slow_twin_finds_is_found(audited: Audited) -> None:
-    expected = found_by_twin(audited.rows, audited.routes, is_exact=audited.by != "create_time", is_dense=audited.by == DENSE)
+    expected = found_by_twin(
+        audited.rows,
+        audited.routes,
+        is_exact=audited.by != "create_time",
+        is_dense=audited.by == DENSE,
+    )
     assert found_in(audited.findings) == expected
-    assert {example.rule for example in audited.findings.examples} == set(audited.findings.counts) == {rule for rule, _, _ in expected}
+    assert (
+        {example.rule for example in audited.findings.examples}
+        == set(audited.findings.counts)
+        == {rule for rule, _, _ in expected}
+    )
 
 
 @pytest.mark.long
@@ -573,7 +690,11 @@ def test_clocks_of_two_producers_may_differ_by_the_documented_bound(spark: Spark
     assert found_in(findings) == found_by_twin(rows, routes, clock_ms=CLOCK_MS)
     assert told_by_history(findings, len(histories))[:2] == [{("time_order", late.keys[0])}, set()]
     example = next(each for each in findings.examples if each.rule == "time_order")
-    assert (example.key, example.place.partition, example.place.sequence) == (late.keys[0], wrong.partition, wrong.sequence)
+    assert (example.key, example.place.partition, example.place.sequence) == (
+        late.keys[0],
+        wrong.partition,
+        wrong.sequence,
+    )
     assert example.earlier is not None
     assert (example.earlier.partition, example.place.partition) == (1, 2)
 
@@ -602,7 +723,9 @@ def damage(history: History, chance: random.Random) -> None:
     elif kind == 5:
         rows[at] = replace(one, logical_partition=chance.randrange(LPS))
     elif kind == 6:
-        rows[at] = replace(one, create_ms=one.create_ms - chance.randrange(20), number=(one.number or 0) - 1)
+        rows[at] = replace(
+            one, create_ms=one.create_ms - chance.randrange(20), number=(one.number or 0) - 1
+        )
     elif kind == 7:
         rows[at] = replace(one, partition=chance.choice([999, other.partition]))
     elif kind == 8:
@@ -613,7 +736,10 @@ def damage(history: History, chance: random.Random) -> None:
 
 def behind(history: History, row: Row, partition: int) -> Row:
     """A copy of a message at a partition's end, by another producer."""
-    last = max((each for each in history.rows if each.partition == partition), key=lambda each: each.sequence)
+    last = max(
+        (each for each in history.rows if each.partition == partition),
+        key=lambda each: each.sequence,
+    )
     copy = replace(moved(row, last), sequence=last.sequence + 1, entry=last.entry + 1)
     return replace(copy, producer_id="f" * 16, batch_sequence=0, place=0)
 
@@ -669,7 +795,11 @@ def sent_again(history: History, key: bytes, first: int, places: list[int], *, s
     producer = history.new_producer()
     stream = Stream(producer)
     for place in range(stored):
-        history.append(stream, history.route.partitions[0].number, [message(key, first + place, f"{producer}{place:012x}0000")])
+        history.append(
+            stream,
+            history.route.partitions[0].number,
+            [message(key, first + place, f"{producer}{place:012x}0000")],
+        )
     history.apply(move(history.route, history.route.partitions[0].number, "c", change_id="y"))
     target = Stream(history.new_producer())
     for place in places:
@@ -740,13 +870,24 @@ PLANTS: dict[str, tuple[Plant, set[str]]] = {
     "a sequence twice": (sequence_repeat, {"sequence_repeat"}),
     "behind the seal": (behind_seal, {"behind_seal"}),
     "before the seal": (before_seal, {"before_seal"}),
-    "outside of the range": (lambda it: alter(it, it.keys[1], 4, logical_partition=LPS), {"outside_range", "wrong_hash"}),
+    "outside of the range": (
+        lambda it: alter(it, it.keys[1], 4, logical_partition=LPS),
+        {"outside_range", "wrong_hash"},
+    ),
     "another hash": (
-        lambda it: alter(it, it.keys[1], 4, logical_partition=(logical_partition(it.keys[1], LPS) + 1) % LPS),
+        lambda it: alter(
+            it, it.keys[1], 4, logical_partition=(logical_partition(it.keys[1], LPS) + 1) % LPS
+        ),
         {"wrong_hash"},
     ),
-    "no such partition": (lambda it: alter(it, it.keys[3], 5, partition=999), {"unknown_partition"}),
-    "another broker group": (lambda it: alter(it, it.keys[3], 5, broker_group="c"), {"other_group"}),
+    "no such partition": (
+        lambda it: alter(it, it.keys[3], 5, partition=999),
+        {"unknown_partition"},
+    ),
+    "another broker group": (
+        lambda it: alter(it, it.keys[3], 5, broker_group="c"),
+        {"other_group"},
+    ),
     "without a key": (no_key, {"no_key"}),
     "without a number": (lambda it: alter(it, it.keys[1], 5, number=None), {"no_number"}),
     "a number twice": (lambda it: alter(it, it.keys[1], 5, number=5), {"number_repeat"}),
@@ -757,8 +898,16 @@ BY_TIME = {"time_order"}
 
 
 def test_whatever_is_planted_is_found_at_exactly_its_key(audited: Audited) -> None:
-    away = BY_NUMBER if audited.by == "create_time" else BY_TIME if audited.by == DENSE else BY_TIME | {"number_gap"}
-    for (name, (_, rules)), key, found in zip(PLANTS.items(), audited.keys, audited.told, strict=False):
+    away = (
+        BY_NUMBER
+        if audited.by == "create_time"
+        else BY_TIME
+        if audited.by == DENSE
+        else BY_TIME | {"number_gap"}
+    )
+    for (name, (_, rules)), key, found in zip(
+        PLANTS.items(), audited.keys, audited.told, strict=False
+    ):
         assert {rule for rule, _ in found} == rules - away, name
         if "stream_order" not in rules:
             assert {its for _, its in found} <= {key}, name
@@ -767,7 +916,9 @@ def test_whatever_is_planted_is_found_at_exactly_its_key(audited: Audited) -> No
 
 
 def test_events_that_best_effort_order_allows_are_not_violations(audited: Audited) -> None:
-    loose = replace(audited.findings, routes=replace(audited.routes, is_strict=False), counts={"time_order": 1})
+    loose = replace(
+        audited.findings, routes=replace(audited.routes, is_strict=False), counts={"time_order": 1}
+    )
     assert loose.is_clean
     assert not replace(loose, counts={"time_order": 1, "stream_gap": 1}).is_clean
     assert not replace(loose, routes=audited.routes).is_clean
@@ -794,22 +945,41 @@ def allowed() -> list[History]:
 
 
 @pytest.mark.long
-def test_missing_ends_and_wrong_hashes_are_findings_and_allowed_ones_are_not(spark: SparkSession) -> None:
+def test_missing_ends_and_wrong_hashes_are_findings_and_allowed_ones_are_not(
+    spark: SparkSession,
+) -> None:
     """Keys beyond the limit are still compared with each other."""
     history = small(0)
-    alter(history, history.keys[3], 4, logical_partition=(logical_partition(history.keys[3], LPS) + 1) % LPS)
+    alter(
+        history,
+        history.keys[3],
+        4,
+        logical_partition=(logical_partition(history.keys[3], LPS) + 1) % LPS,
+    )
     del history.rows[-2:]
     rows, routes = side_by_side([history, *allowed()])
-    queues = [SourceQueue(QueueKey("s", number, group), 0, 12) for number, group in ((1, GROUPS[0]), (2, GROUPS[1]))]
+    queues = [
+        SourceQueue(QueueKey("s", number, group), 0, 12)
+        for number, group in ((1, GROUPS[0]), (2, GROUPS[1]))
+    ]
     findings = audit(spark.createDataFrame(table(rows)), routes, queues=queues, keys_max=1)
     assert dict(findings.counts) == {"sequence_gap": 1, "wrong_hash": 1}
-    assert (findings.facts["keys"], findings.facts["hashed_keys"]) == (len({row.key for row in rows}), 1)
-    assert (findings.facts["bent"], findings.facts["unfinished_replays"], findings.facts["unjudged"]) == (1, 1, 1)
+    assert (findings.facts["keys"], findings.facts["hashed_keys"]) == (
+        len({row.key for row in rows}),
+        1,
+    )
+    assert (
+        findings.facts["bent"],
+        findings.facts["unfinished_replays"],
+        findings.facts["unjudged"],
+    ) == (1, 1, 1)
     gap = findings.examples[0]
     assert (gap.rule, gap.place.partition, gap.place.sequence) == ("sequence_gap", 2, 10)
 
 
-@pytest.mark.parametrize("by", ["", "clock", "create_time:x", "header:", "json:", "json:a.", "json:a['b']"])
+@pytest.mark.parametrize(
+    "by", ["", "clock", "create_time:x", "header:", "json:", "json:a.", "json:a['b']"]
+)
 def test_what_cannot_say_the_order_of_sending_is_refused(by: str) -> None:
     from pyspark_qmq.jobs.order_checks import parse_by
 

@@ -30,7 +30,9 @@ ROUTES = Routes(
 
 
 def place(partition: int, sequence: int, number: int | None) -> OrderPlace:
-    return OrderPlace(partition, "a", sequence, f"{BORN}0000000000070003", BORN, 7, 3, AT, AT + 20, number)
+    return OrderPlace(
+        partition, "a", sequence, f"{BORN}0000000000070003", BORN, 7, 3, AT, AT + 20, number
+    )
 
 
 def test_a_counterexample_shows_both_messages_and_the_changes_between_them() -> None:
@@ -53,7 +55,9 @@ def test_a_counterexample_shows_both_messages_and_the_changes_between_them() -> 
 
 
 def test_a_violation_of_one_message_says_what_its_partition_is() -> None:
-    lines = describe(Violation("behind_seal", b"\xff", place(1, 701, None)), ROUTES, "create_time").splitlines()
+    lines = describe(
+        Violation("behind_seal", b"\xff", place(1, 701, None)), ROUTES, "create_time"
+    ).splitlines()
     assert lines[:3] == [
         "A message follows the command message that closed its partition.",
         "  key          hex:ff",
@@ -63,23 +67,41 @@ def test_a_violation_of_one_message_says_what_its_partition_is() -> None:
 
 
 def test_within_one_partition_nothing_lies_between() -> None:
-    lines = describe(Violation("time_order", b"k", place(2, 5, 1), place(2, 4, 2)), ROUTES, "create_time").splitlines()
+    lines = describe(
+        Violation("time_order", b"k", place(2, 5, 1), place(2, 4, 2)), ROUTES, "create_time"
+    ).splitlines()
     assert "  between      none: both are in one partition" in lines
 
 
 def test_partitions_that_do_not_follow_from_each_other_are_called_so() -> None:
-    lines = describe(Violation("time_order", b"k", place(6, 5, 1), place(3, 4, 2)), ROUTES, "create_time").splitlines()
+    lines = describe(
+        Violation("time_order", b"k", place(6, 5, 1), place(3, 4, 2)), ROUTES, "create_time"
+    ).splitlines()
     assert "  between      partition 6 does not follow from partition 3" in lines
 
 
 def test_a_message_in_no_route_and_without_key_is_described_all_the_same() -> None:
     nowhere = replace(place(77, 5, None), broker_group="", message_id="")
-    lines = describe(Violation("unknown_partition", None, nowhere), ROUTES, "create_time").splitlines()
-    assert lines[1:3] == ["  key          none", "  message      partition 77 (in no route), sequence 5"]
+    lines = describe(
+        Violation("unknown_partition", None, nowhere), ROUTES, "create_time"
+    ).splitlines()
+    assert lines[1:3] == [
+        "  key          none",
+        "  message      partition 77 (in no route), sequence 5",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "versions"), [(1, 6, [2, 3, 4]), (2, 6, [3, 4]), (2, 3, []), (4, 5, [3]), (5, 4, []), (1, 1, []), (1, 77, [])]
+    ("source", "target", "versions"),
+    [
+        (1, 6, [2, 3, 4]),
+        (2, 6, [3, 4]),
+        (2, 3, []),
+        (4, 5, [3]),
+        (5, 4, []),
+        (1, 1, []),
+        (1, 77, []),
+    ],
 )
 def test_the_versions_between_two_partitions(source: int, target: int, versions: list[int]) -> None:
     assert changes_between(source, target, ROUTES) == versions
@@ -95,4 +117,11 @@ def test_a_producer_of_the_sink_has_no_birth() -> None:
 
 def test_each_rule_has_a_kind_and_says_what_it_means() -> None:
     assert HINTS.keys() == RULES.keys()
-    assert {rule.kind for rule in RULES.values()} == {"reorder", "gap", "duplicate", "after_seal", "wrong_partition", "unproved"}
+    assert {rule.kind for rule in RULES.values()} == {
+        "reorder",
+        "gap",
+        "duplicate",
+        "after_seal",
+        "wrong_partition",
+        "unproved",
+    }

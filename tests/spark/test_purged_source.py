@@ -27,7 +27,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeThread]:
 
 
 def driver(**options: str) -> LogStreamReader:
-    found = LogStreamReader(parse({"startingOffsets": "earliest", "subscribe": "a", **options}, is_stream=True), BODY)
+    found = LogStreamReader(
+        parse({"startingOffsets": "earliest", "subscribe": "a", **options}, is_stream=True), BODY
+    )
     found.stop()  # forgets what an earlier one knew
     return found
 
@@ -35,7 +37,12 @@ def driver(**options: str) -> LogStreamReader:
 def micro_batch(reader: LogStreamReader, start: Offset) -> tuple[list[bytes], Offset]:
     """The bodies from an offset on, and the next offset."""
     end = reader.latestOffset(start, ReadAllAvailable())
-    rows = [row for each in reader.partitions(start, end) for batch in reader.read(each) for row in batch["body"].to_pylist()]
+    rows = [
+        row
+        for each in reader.partitions(start, end)
+        for batch in reader.read(each)
+        for row in batch["body"].to_pylist()
+    ]
     return rows, end
 
 
@@ -65,7 +72,9 @@ def test_a_stream_from_files_that_has_read_everything_continues_after_an_erasure
     assert len(micro_batch(driver(path=str(traffic.folder)), end)[0]) == 3
 
 
-def test_a_stream_from_brokers_that_has_read_everything_continues_after_a_purge(node: NodeThread) -> None:
+def test_a_stream_from_brokers_that_has_read_everything_continues_after_a_purge(
+    node: NodeThread,
+) -> None:
     def send(*bodies: bytes) -> None:
         async def sent() -> None:
             async with qmq.connect(node.address) as mq:

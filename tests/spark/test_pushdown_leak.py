@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, GreaterThanOrEqual, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    Filter,
+    GreaterThanOrEqual,
+    InputPartition,
+)
 from pyspark_qmq import reader
 
 SWITCH = "spark.sql.python.filterPushdown.enabled"
@@ -65,7 +71,11 @@ def test_a_union_of_two_scans_is_wrong_in_this_version(numbers: DataFrame) -> No
 
 
 def test_no_reader_of_ours_takes_filters() -> None:
-    ours = [each for each in vars(reader).values() if isinstance(each, type) and issubclass(each, DataSourceReader)]
+    ours = [
+        each
+        for each in vars(reader).values()
+        if isinstance(each, type) and issubclass(each, DataSourceReader)
+    ]
     readers = [each for each in ours if each.__module__ == reader.__name__]
     assert reader.LogReader in readers
     assert {each.pushFilters for each in readers} == {DataSourceReader.pushFilters}

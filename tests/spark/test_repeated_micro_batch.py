@@ -18,7 +18,16 @@ from qmq_ordering.routes import LpRange
 from sink_node import node_thread
 
 import qmq
-from qmq.columns.model import ALL, QueueKey, QueuePiece, ReadSelection, RoutePartition, Routes, SourceQueue, Topology
+from qmq.columns.model import (
+    ALL,
+    QueueKey,
+    QueuePiece,
+    ReadSelection,
+    RoutePartition,
+    Routes,
+    SourceQueue,
+    Topology,
+)
 from qmq.columns.options import parse
 from qmq.columns.planning import Plan, are_cut, per_task, stream_tasks
 from qmq.errors import InvalidArgument, MessagesExpired
@@ -36,9 +45,17 @@ class WholeLog:
 
     def pieces(self, queue: QueueKey, first: int, end: int, bytes_max: int) -> list[QueuePiece]:
         found = self._topology.queues.get(queue)
-        size = found.stored_bytes / max(found.end - found.start, 1) * (end - first) if found is not None else 0.0
+        size = (
+            found.stored_bytes / max(found.end - found.start, 1) * (end - first)
+            if found is not None
+            else 0.0
+        )
         count = min(max(int(size // bytes_max) + 1, 1), end - first)
-        marks = [first + (end - first) * each // count for each in range(count + 1)] if count else [first]
+        marks = (
+            [first + (end - first) * each // count for each in range(count + 1)]
+            if count
+            else [first]
+        )
         return [QueuePiece(queue, a, b) for a, b in pairwise(marks)]
 
 
@@ -51,18 +68,34 @@ def partition_of(subject: str) -> int:
 def topologies(draw: st.DrawFn, ends: st.SearchStrategy[int]) -> Topology:
     """Queues of any sizes; the routes of the ordered subject are known."""
     queues: dict[QueueKey, SourceQueue] = {}
-    for key in draw(st.sets(st.builds(QueueKey, st.sampled_from(SUBJECTS), st.just(0), st.sampled_from(GROUPS)), max_size=8)):
+    for key in draw(
+        st.sets(
+            st.builds(QueueKey, st.sampled_from(SUBJECTS), st.just(0), st.sampled_from(GROUPS)),
+            max_size=8,
+        )
+    ):
         own = key._replace(partition=partition_of(key.subject))
         end = draw(ends)
-        queues[own] = SourceQueue(own, draw(st.integers(0, end)), end, draw(st.integers(0, 5_000)) * end)
+        queues[own] = SourceQueue(
+            own, draw(st.integers(0, end)), end, draw(st.integers(0, 5_000)) * end
+        )
     part = RoutePartition(1, LpRange(0, 512), "g1", 1)
     return Topology(queues, {"bank": Routes(1024, 1, {1: part} if draw(st.booleans()) else {})})
 
 
-def planned(topology: Topology, start: dict[QueueKey, int], end: dict[QueueKey, int], cuts: dict[str, int], **options: object) -> Ranges:
+def planned(
+    topology: Topology,
+    start: dict[QueueKey, int],
+    end: dict[QueueKey, int],
+    cuts: dict[str, int],
+    **options: object,
+) -> Ranges:
     selection = ReadSelection(keys=(b"k",)) if options.get("has_keys") else ALL
     found = stream_tasks(WholeLog(topology), topology, start, end, cuts, selection, skips_lost=True)  # type: ignore[arg-type]
-    return [None if each is None else (each.piece.queue, each.piece.first, each.piece.end) for each in found]
+    return [
+        None if each is None else (each.piece.queue, each.piece.first, each.piece.end)
+        for each in found
+    ]
 
 
 @given(
@@ -85,12 +118,19 @@ def test_tasks_follow_from_offsets_whatever_changes_between_two_plans(
     for one, other in zip(first, again, strict=True):
         if one is not None and other is not None:
             assert one[0] == other[0]
-            lost = max(before.queues[one[0]].start, after.queues[one[0]].start if one[0] in after.queues else 0)
-            assert max(one[1], lost) == max(other[1], lost), "only what retention deleted is missing"
+            lost = max(
+                before.queues[one[0]].start,
+                after.queues[one[0]].start if one[0] in after.queues else 0,
+            )
+            assert max(one[1], lost) == max(other[1], lost), (
+                "only what retention deleted is missing"
+            )
             assert one[2] == other[2]
 
 
-@given(topologies(st.integers(1, 2_000)), st.builds(Plan, st.integers(1, 200_000), st.integers(1, 9)))
+@given(
+    topologies(st.integers(1, 2_000)), st.builds(Plan, st.integers(1, 200_000), st.integers(1, 9))
+)
 def test_the_tasks_of_a_micro_batch_have_each_message_once(topology: Topology, plan: Plan) -> None:
     end = {key: queue.end for key, queue in topology.queues.items()}
     start = {key: queue.start for key, queue in topology.queues.items()}
@@ -108,12 +148,16 @@ def test_the_tasks_of_a_micro_batch_have_each_message_once(topology: Topology, p
 
 def driver(**options: str) -> LogStreamReader:
     """The source as another driver makes it."""
-    found = LogStreamReader(parse({"startingOffsets": "earliest", **options}, is_stream=True), StructType())
+    found = LogStreamReader(
+        parse({"startingOffsets": "earliest", **options}, is_stream=True), StructType()
+    )
     found.stop()  # forgets what an earlier one knew
     return found
 
 
-def pieces_of(reader: LogStreamReader, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> list[QueuePiece | None]:
+def pieces_of(
+    reader: LogStreamReader, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]
+) -> list[QueuePiece | None]:
     parts = [each for each in reader.partitions(start, end) if isinstance(each, TaskPartition)]
     return [None if each.task is None else each.task.piece for each in parts]
 
@@ -123,7 +167,9 @@ def spans(pieces: list[QueuePiece | None]) -> Ranges:
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_a_file_stream_has_the_same_tasks_and_rows_after_more_and_larger_messages(traffic: Traffic, count: int) -> None:
+def test_a_file_stream_has_the_same_tasks_and_rows_after_more_and_larger_messages(
+    traffic: Traffic, count: int
+) -> None:
     for _ in range(60):
         traffic.send("a")
     mark(traffic.store)
@@ -141,10 +187,14 @@ def test_a_file_stream_has_the_same_tasks_and_rows_after_more_and_larger_message
     again = pieces_of(driver(**options, minPartitions="50"), start, end)
     assert spans(again) == spans(first)
     assert [rows_of([each]) for each in again if each is not None] == rows
-    assert [row for each in rows for row in each] == traffic.sent["a", 0][: len([row for each in rows for row in each])]
+    assert [row for each in rows for row in each] == traffic.sent["a", 0][
+        : len([row for each in rows for row in each])
+    ]
 
 
-def test_a_file_stream_whose_messages_retention_deleted_keeps_its_cuts_or_fails(traffic: Traffic) -> None:
+def test_a_file_stream_whose_messages_retention_deleted_keeps_its_cuts_or_fails(
+    traffic: Traffic,
+) -> None:
     for _ in range(60):
         traffic.send("a")
     mark(traffic.store)
@@ -163,10 +213,14 @@ def test_a_file_stream_whose_messages_retention_deleted_keeps_its_cuts_or_fails(
     assert len(left) == len(first)
     assert left[0] is None
     for one, other in zip(first, left, strict=True):
-        assert other is None or (one is not None and other.end == one.end and other.first >= one.first)
+        assert other is None or (
+            one is not None and other.end == one.end and other.first >= one.first
+        )
 
 
-def test_offsets_without_news_stay_the_same_text_and_offsets_of_release_0_2_go_on(traffic: Traffic) -> None:
+def test_offsets_without_news_stay_the_same_text_and_offsets_of_release_0_2_go_on(
+    traffic: Traffic,
+) -> None:
     for _ in range(60):
         traffic.send("a")
     mark(traffic.store)
@@ -193,7 +247,9 @@ def test_a_stream_from_brokers_has_the_same_tasks_after_larger_messages(tmp_path
 
         async def send(count: int, size: int) -> None:
             async with qmq.connect(node.address) as mq:
-                await asyncio.gather(*[mq.send("in", b"%06d" % number + bytes(size)) for number in range(count)])
+                await asyncio.gather(
+                    *[mq.send("in", b"%06d" % number + bytes(size)) for number in range(count)]
+                )
 
         node.run(send(300, 200))
         options = {"qmq.servers": node.address, "subscribe": "in", "maxBytesPerPartition": "25000"}

@@ -32,10 +32,41 @@ from pyspark_qmq.jobs.report import (
 EVIL = "</pre></title><script>alert(1)</script>&\"'<img src=x onerror=alert(1)>-->$\\frac{$"
 MADE = Made(datetime(2026, 11, 21, 16, 0, tzinfo=UTC), f"qmq spark audit --subject '{EVIL}'")
 
-BARS = Plot("Messages per day", "bar", ["2026-01-01", EVIL], {"orders": [1, 2], EVIL: [3.5, 4]}, "day", "messages")
-LINE = Plot("Lag", "line", [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(3)], {"g1": [0, 5, 2]}, EVIL, EVIL)
-BINS = Plot("Latency", "histogram", [0, 1, 10, 100], {"g1": [5, 0, 7]}, "ms", "messages", log_x=True, log_y=True)
-SHARES = Plot("Latency, shares", "cdf", [-3.0, 0, 5, 60_000], {"g1": [0.1, 0.2, 0.9, 1.0], "g2": [0, 0, 0, 1]}, "ms", "share", log_x=True)
+BARS = Plot(
+    "Messages per day",
+    "bar",
+    ["2026-01-01", EVIL],
+    {"orders": [1, 2], EVIL: [3.5, 4]},
+    "day",
+    "messages",
+)
+LINE = Plot(
+    "Lag",
+    "line",
+    [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(3)],
+    {"g1": [0, 5, 2]},
+    EVIL,
+    EVIL,
+)
+BINS = Plot(
+    "Latency",
+    "histogram",
+    [0, 1, 10, 100],
+    {"g1": [5, 0, 7]},
+    "ms",
+    "messages",
+    log_x=True,
+    log_y=True,
+)
+SHARES = Plot(
+    "Latency, shares",
+    "cdf",
+    [-3.0, 0, 5, 60_000],
+    {"g1": [0.1, 0.2, 0.9, 1.0], "g2": [0, 0, 0, 1]},
+    "ms",
+    "share",
+    log_x=True,
+)
 NOTHING = Plot("No data", "bar", [], {}, "", "")
 KEYS = ReportTable("Keys", ("key", "messages"), ((EVIL, 1_234_567), (b"\xff\x00", None)), "keys")
 
@@ -69,14 +100,20 @@ class Elements(HTMLParser):
 def test_what_users_wrote_is_never_markup() -> None:
     found = Elements(html(FOUND, MADE))
     assert not {"script", "img", "iframe", "object", "link"} & {tag for tag, _ in found.tags}
-    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
-    assert found.text.count("<script>alert(1)</script>") >= 5  # headline, fact, table, counterexample, command
+    assert not [
+        name for _, attributes in found.tags for name in attributes if name.startswith("on")
+    ]
+    assert (
+        found.text.count("<script>alert(1)</script>") >= 5
+    )  # headline, fact, table, counterexample, command
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
     page = html(FOUND, MADE)
     named = [item for _, attributes in Elements(page).tags for item in attributes.items()]
-    references = [str(value) for name, value in named if name in ("src", "href", "xlink:href", "data")]
+    references = [
+        str(value) for name, value in named if name in ("src", "href", "xlink:href", "data")
+    ]
     assert all(each.startswith("#") for each in references)
     assert not re.findall(r"url\((?!#)|@import", page)
 
@@ -84,7 +121,13 @@ def test_the_page_needs_nothing_but_itself() -> None:
 def test_the_page_says_the_verdict_the_facts_and_the_counterexample() -> None:
     found = Elements(html(FOUND, MADE))
     figures = ("12,000", "0.25", "a, b", "1,234,567", "hex:ff00")
-    for expected in ("order audit", "to be looked into", *figures, "0@g1 12", "2026-11-21 16:00:00"):
+    for expected in (
+        "order audit",
+        "to be looked into",
+        *figures,
+        "0@g1 12",
+        "2026-11-21 16:00:00",
+    ):
         assert expected in found.text
     assert [tag for tag, _ in found.tags].count("svg") == 4
     assert "nothing to show" in found.text
@@ -99,7 +142,9 @@ def test_a_plot_is_well_formed_and_the_same_each_time(plot: Plot) -> None:
     assert root.tag.endswith("svg")
     assert "width" not in root.attrib
     assert svg(plot, salt="x") == picture
-    assert all(each.attrib.get("id", "").find("_1") < 0 for each in root.iter() if each.tag.endswith("}g"))
+    assert all(
+        each.attrib.get("id", "").find("_1") < 0 for each in root.iter() if each.tag.endswith("}g")
+    )
 
 
 def test_ids_of_two_plots_on_a_page_are_apart() -> None:
@@ -116,10 +161,21 @@ def test_a_plot_whose_series_do_not_fit_its_x_is_refused() -> None:
 
 
 def test_cells_become_json_without_loss_of_meaning() -> None:
-    assert plain((1, 2.5, float("nan"), float("inf"), None, True)) == [1, 2.5, None, None, None, True]
+    assert plain((1, 2.5, float("nan"), float("inf"), None, True)) == [
+        1,
+        2.5,
+        None,
+        None,
+        None,
+        True,
+    ]
     assert plain([b"key", b"\x00\xff", "é".encode()]) == ["key", "hex:00ff", "é"]
     assert plain(datetime(2026, 1, 1, 12, 0, 0, 5000)) == "2026-01-01T12:00:00.005Z"
-    assert plain({"day": date(2026, 1, 1), "sum": Decimal(7), "mean": Decimal("7.5")}) == {"day": "2026-01-01", "sum": 7, "mean": 7.5}
+    assert plain({"day": date(2026, 1, 1), "sum": Decimal(7), "mean": Decimal("7.5")}) == {
+        "day": "2026-01-01",
+        "sum": 7,
+        "mean": 7.5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -151,7 +207,10 @@ def test_tables_are_written_as_parquet_whatever_their_cells_are(tmp_path: Path) 
     mixed = ReportTable("Mixed", ("a", "b", "c"), ((1, "x", None), ("two", b"\x00", None)), "mixed")
     write(Report("j", "h", True, tables=(mixed, FOUND.tables[1], KEYS)), tmp_path, MADE)
     first, second = pq.read_table(tmp_path / "mixed.parquet").to_pylist()
-    assert (first, second) == ({"a": "1", "b": "x", "c": None}, {"a": "two", "b": "hex:00", "c": None})
+    assert (first, second) == (
+        {"a": "1", "b": "x", "c": None},
+        {"a": "two", "b": "hex:00", "c": None},
+    )
     assert pq.read_table(tmp_path / "none.parquet").to_pylist() == []
     assert pq.read_table(tmp_path / "keys.parquet")["messages"].to_pylist() == [1_234_567, None]
 
@@ -164,11 +223,16 @@ def test_a_second_run_writes_over_the_first(tmp_path: Path) -> None:
 
 
 def test_a_report_may_say_where_in_the_folder_it_goes(tmp_path: Path) -> None:
-    assert write(Report("archive", "h", True, folder="report"), tmp_path, MADE) == tmp_path / "report" / "archive.html"
+    assert (
+        write(Report("archive", "h", True, folder="report"), tmp_path, MADE)
+        == tmp_path / "report" / "archive.html"
+    )
 
 
 def test_long_tables_are_cut_where_people_read_and_nowhere_else(tmp_path: Path) -> None:
-    long = ReportTable("Long", ("number",), tuple((each,) for each in range(PAGE_ROWS_MAX + 7)), "long")
+    long = ReportTable(
+        "Long", ("number",), tuple((each,) for each in range(PAGE_ROWS_MAX + 7)), "long"
+    )
     report = Report("j", "h", True, tables=(long,))
     found = Elements(html(report, MADE))
     assert [tag for tag, _ in found.tags].count("tr") == PAGE_ROWS_MAX + 1
@@ -180,7 +244,12 @@ def test_long_tables_are_cut_where_people_read_and_nowhere_else(tmp_path: Path) 
 
 def test_text_for_a_terminal_says_it_all_and_moves_no_cursor() -> None:
     hostile = ReportTable("Keys", ("key", "messages"), (("a\x1b[2Jb\nc", 12345), ("d", 6)), "keys")
-    shown = text(Report("j", "one\x07", False, {"keys": 2}, (hostile, FOUND.tables[1]), counterexample="x\ty"), Path("/out/j.html"))
+    shown = text(
+        Report(
+            "j", "one\x07", False, {"keys": 2}, (hostile, FOUND.tables[1]), counterexample="x\ty"
+        ),
+        Path("/out/j.html"),
+    )
     assert shown.splitlines()[0] == "FINDINGS: one\ufffd"
     assert "\x1b" not in shown
     assert "a\ufffd[2Jb c    12,345" in shown

@@ -43,11 +43,17 @@ class Store:
         self.index = 0
         self.number = 0
 
-    def send(self, due_times_ms: list[int], *, subject: str = "orders", flags: int = 0, **columns: Any) -> None:
+    def send(
+        self, due_times_ms: list[int], *, subject: str = "orders", flags: int = 0, **columns: Any
+    ) -> None:
         compression = columns.pop("compression", Compression.NONE)
         self.number += 1
         self.index += 1
-        found = Columns([b"%d" % place for place in range(len(due_times_ms))], due_times_ms=due_times_ms, **columns)
+        found = Columns(
+            [b"%d" % place for place in range(len(due_times_ms))],
+            due_times_ms=due_times_ms,
+            **columns,
+        )
         envelope, region = encode(
             subject.encode(),
             found,
@@ -65,14 +71,26 @@ class Store:
             self.schedule.act(self.index, START - 100 + self.index, each)
 
     def plan(self, number: int, bucket: int, *ordinals: int) -> None:
-        self.act(PlanAction(number, "orders", 0, "g", 9, number, ((bucket, np.array(ordinals, "<u4").tobytes()),)))
+        self.act(
+            PlanAction(
+                number,
+                "orders",
+                0,
+                "g",
+                9,
+                number,
+                ((bucket, np.array(ordinals, "<u4").tobytes()),),
+            )
+        )
 
     def save(self) -> None:
         """Write a checkpoint as the delay server does."""
         taken = self.schedule.begin_checkpoint(self.index)
         taken.run()
         self.schedule.end_checkpoint(taken)
-        found = checkpoint.Checkpoint(checkpoint.VERSION, self.index, 1, START, 0, 0, 0, 0, [], [], taken.state)
+        found = checkpoint.Checkpoint(
+            checkpoint.VERSION, self.index, 1, START, 0, 0, 0, 0, [], [], taken.state
+        )
         checkpoint.save(Disk(), self.folder / "checkpoint", self.index, checkpoint.encode(found))
 
     def rows(self, group: str = "d") -> list[dict[str, Any]]:
@@ -81,7 +99,11 @@ class Store:
 
     def expected(self) -> list[dict[str, Any]]:
         """The expected rows, from the schedule itself, message by message."""
-        every = [SchedulePlace(bucket.bucket, each) for bucket in self.schedule.buckets() for each in range(bucket.messages)]
+        every = [
+            SchedulePlace(bucket.bucket, each)
+            for bucket in self.schedule.buckets()
+            for each in range(bucket.messages)
+        ]
         return [self._row(message) for message in self.schedule.read(Places.of(every))]
 
     def _row(self, message: DueMessage) -> dict[str, Any]:
@@ -111,16 +133,33 @@ def address(folder: Path) -> Any:
 
 
 def rows_of(tasks: Any) -> list[dict[str, Any]]:
-    return [row for task in tasks for batch in datasets.read("schedules", task, COLUMNS) for row in batch.to_pylist()]
+    return [
+        row
+        for task in tasks
+        for batch in datasets.read("schedules", task, COLUMNS)
+        for row in batch.to_pylist()
+    ]
 
 
 def test_rows_say_what_the_schedule_says_whatever_batches_look_like(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.send([START, START + 10, START + 999])
     store.send([START + 5, START + 1_500, START + 7, START + 9_000])
-    store.send([START + 20], subject="départs", flags=BatchFlag.DIRECTED, headers=[{"qmq-group": b"ops"}])
-    store.send([START + 30, START + 31], create_deltas=[5, 9], message_ids=[b"a" * 16, b"b" * 16], keys=[b"k", b""])
-    store.send([START + 40, START + 41, START + 42], create_deltas=[1, 2, 3], tags=[("x",), (), ("y", "z")], compression=Compression.ZSTD)
+    store.send(
+        [START + 20], subject="départs", flags=BatchFlag.DIRECTED, headers=[{"qmq-group": b"ops"}]
+    )
+    store.send(
+        [START + 30, START + 31],
+        create_deltas=[5, 9],
+        message_ids=[b"a" * 16, b"b" * 16],
+        keys=[b"k", b""],
+    )
+    store.send(
+        [START + 40, START + 41, START + 42],
+        create_deltas=[1, 2, 3],
+        tags=[("x",), (), ("y", "z")],
+        compression=Compression.ZSTD,
+    )
     store.save()
     found = store.rows()
     assert found == store.expected()
@@ -138,32 +177,59 @@ def test_states_are_those_of_the_dispatch_log_and_of_open_plans(tmp_path: Path) 
     store.save()
     found = store.rows()
     assert found == store.expected()
-    assert [each["state"] for each in found] == ["delivered", "delivered", "cancelled", "moved", "planned", "pending", "pending"]
+    assert [each["state"] for each in found] == [
+        "delivered",
+        "delivered",
+        "cancelled",
+        "moved",
+        "planned",
+        "pending",
+        "pending",
+    ]
     assert found[6]["message_id"] == found[3]["message_id"]
 
 
 def test_runs_of_a_recurring_message_have_ids_of_their_own(tmp_path: Path) -> None:
     store, bucket = Store(tmp_path), START // SECOND
-    store.send([START], flags=BatchFlag.RECURRING, headers=[{"qmq-cron": b"* * * * *", "qmq-zone": b"UTC"}])
+    store.send(
+        [START], flags=BatchFlag.RECURRING, headers=[{"qmq-cron": b"* * * * *", "qmq-zone": b"UTC"}]
+    )
     store.act(Recur(bucket, 0, START + 3_000), Cancel(bucket, 0))
     store.save()
     seed, run = store.rows()
     assert [seed, run] == store.expected()
-    assert (seed["is_recurring"], run["is_recurring"], seed["message_id"] == run["message_id"]) == (True, True, False)
+    assert (seed["is_recurring"], run["is_recurring"], seed["message_id"] == run["message_id"]) == (
+        True,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_schedules_are_read_as_the_schedule_reads_them(tmp_path: Path, seed: int) -> None:
     random, store, plans = Random(seed), Store(tmp_path), 0
     for _ in range(60):
-        every = [(info.bucket, each) for info in store.schedule.buckets() for each in range(info.messages)]
-        pending = [each for each in every if store.schedule.state_of(SchedulePlace(*each)) == "pending"]
+        every = [
+            (info.bucket, each)
+            for info in store.schedule.buckets()
+            for each in range(info.messages)
+        ]
+        pending = [
+            each for each in every if store.schedule.state_of(SchedulePlace(*each)) == "pending"
+        ]
         kind = random.choice(["send", "send", "plan", "done", "cancel", "move", "save"])
         if kind == "send":
             due_times_ms = [START + random.randint(0, 5_000) for _ in range(random.randint(1, 9))]
-            deltas = [random.randint(0, 99) for _ in due_times_ms] if random.random() < 0.5 else None
+            deltas = (
+                [random.randint(0, 99) for _ in due_times_ms] if random.random() < 0.5 else None
+            )
             ids = [random.randbytes(16) for _ in due_times_ms] if random.random() < 0.5 else None
-            store.send(due_times_ms, subject=random.choice(["a", "orders.paid", "x" * 40]), create_deltas=deltas, message_ids=ids)
+            store.send(
+                due_times_ms,
+                subject=random.choice(["a", "orders.paid", "x" * 40]),
+                create_deltas=deltas,
+                message_ids=ids,
+            )
         elif kind == "plan" and pending:
             plans += 1
             store.plan(plans, *random.choice(pending))
@@ -193,7 +259,9 @@ def test_what_came_behind_the_checkpoint_does_not_count(tmp_path: Path) -> None:
     assert rows_of(schedules.stretches(tmp_path, "d", state)) == before
 
 
-def test_a_large_bucket_is_read_by_several_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_bucket_is_read_by_several_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(schedules, "TASK_MESSAGES_MAX", 100)
     monkeypatch.setattr(schedules, "ROWS_MAX", 30)
     store = Store(tmp_path)
@@ -229,7 +297,16 @@ def hurt(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "place"), [(".log", 3), (".log", 20), (".log", 70), (".log", -1), (".idx", 8), (".idx", 12), (".done", 17)]
+    ("suffix", "place"),
+    [
+        (".log", 3),
+        (".log", 20),
+        (".log", 70),
+        (".log", -1),
+        (".idx", 8),
+        (".idx", 12),
+        (".done", 17),
+    ],
 )
 def test_damage_is_reported_and_never_read(tmp_path: Path, suffix: str, place: int) -> None:
     store = Store(tmp_path)
@@ -282,7 +359,9 @@ def test_a_schedule_of_another_version_is_refused() -> None:
 # --- folders -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_schedule_from_another_replica_is_used_until_there_is_a_checkpoint(tmp_path: Path) -> None:
+def test_a_schedule_from_another_replica_is_used_until_there_is_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     store = Store(tmp_path)
     store.send([START])
     taken = store.schedule.begin_checkpoint(5)
@@ -319,7 +398,9 @@ async def test_a_delay_group_of_a_node_is_found_in_its_data_folder(tmp_path: Pat
         gone = await mq.send("s", b"gone", delay=timedelta(days=9))
         assert soon.delayed_id and late.delayed_id and gone.delayed_id  # noqa: PT018
         await mq.delayed.cancel(gone.delayed_id)
-        await eventually(lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 1)
+        await eventually(
+            lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 1
+        )
     found = rows_of(datasets.partitions("schedules", address(tmp_path)))
     assert {each["message_id"]: each["state"] for each in found} == {
         soon.delayed_id[:32]: "delivered",

@@ -47,7 +47,9 @@ def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_jvm")
-def test_a_local_jvm_runs_this_interpreter_listens_on_loopback_and_needs_no_archive(tmp_path: Path) -> None:
+def test_a_local_jvm_runs_this_interpreter_listens_on_loopback_and_needs_no_archive(
+    tmp_path: Path,
+) -> None:
     environment = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path)}
     found = session.variables(environment, local=True)
     assert found["PYSPARK_PYTHON"] == sys.executable
@@ -58,21 +60,33 @@ def test_a_local_jvm_runs_this_interpreter_listens_on_loopback_and_needs_no_arch
 
 @pytest.mark.usefixtures("no_jvm")
 def test_what_the_environment_says_stands(tmp_path: Path) -> None:
-    said = {"PYSPARK_PYTHON": "/opt/python", "SPARK_LOCAL_IP": "10.0.0.1", "SPARK_HOME": "/opt/spark"}
-    found = session.variables({"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path), **said}, local=True)
+    said = {
+        "PYSPARK_PYTHON": "/opt/python",
+        "SPARK_LOCAL_IP": "10.0.0.1",
+        "SPARK_HOME": "/opt/spark",
+    }
+    found = session.variables(
+        {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path), **said}, local=True
+    )
     assert found | said == said | {"JAVA_HOME": found["JAVA_HOME"]}
     assert "SPARK_HOME" not in found, "what is not said is left as it is"
 
 
 @pytest.mark.usefixtures("no_jvm")
 def test_another_interpreter_gets_the_archive(tmp_path: Path) -> None:
-    environment = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path), "PYSPARK_PYTHON": "/opt/python"}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYSPARK_PYTHON": "/opt/python",
+    }
     assert "SPARK_HOME" not in session.variables(environment, local=True)
 
 
 @pytest.mark.usefixtures("no_jvm")
 def test_a_clusters_driver_keeps_its_home_and_its_addresses(tmp_path: Path) -> None:
-    found = session.variables({"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path)}, local=False)
+    found = session.variables(
+        {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path)}, local=False
+    )
     assert set(found) == {"PYSPARK_PYTHON", "JAVA_HOME"}
 
 
@@ -119,7 +133,9 @@ def test_a_cache_that_cannot_hold_a_home_is_an_error_that_says_what_to_do(tmp_pa
 
 
 def test_a_session_of_ours_counts_in_utc(spark: SparkSession) -> None:
-    assert spark.sql("select date_format(timestamp_micros(0), 'yyyy-MM-dd HH:mm z')").first() == ("1970-01-01 00:00 UTC",)
+    assert spark.sql("select date_format(timestamp_micros(0), 'yyyy-MM-dd HH:mm z')").first() == (
+        "1970-01-01 00:00 UTC",
+    )
 
 
 def test_a_local_session_listens_on_this_machine_only(spark: SparkSession) -> None:
@@ -127,7 +143,9 @@ def test_a_local_session_listens_on_this_machine_only(spark: SparkSession) -> No
     assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
 
 
-def test_executors_run_this_interpreter_and_load_pyspark_from_its_packages(spark: SparkSession) -> None:
+def test_executors_run_this_interpreter_and_load_pyspark_from_its_packages(
+    spark: SparkSession,
+) -> None:
     def where(_: int) -> tuple[str, str]:
         import sys
 
@@ -135,7 +153,9 @@ def test_executors_run_this_interpreter_and_load_pyspark_from_its_packages(spark
 
         return sys.executable, pyspark.__file__
 
-    assert spark.sparkContext.parallelize([1], 1).map(where).collect() == [(sys.executable, str(PACKAGE / "__init__.py"))]
+    assert spark.sparkContext.parallelize([1], 1).map(where).collect() == [
+        (sys.executable, str(PACKAGE / "__init__.py"))
+    ]
 
 
 def test_the_start_of_a_session_leaves_the_environment_as_it_was(spark: SparkSession) -> None:
@@ -145,4 +165,6 @@ def test_the_start_of_a_session_leaves_the_environment_as_it_was(spark: SparkSes
 
 
 def test_the_source_is_known_to_a_session_of_ours(spark: SparkSession) -> None:
-    assert spark.read.format("qmq").load().columns == [name for name in COLUMNS if name != "headers"]
+    assert spark.read.format("qmq").load().columns == [
+        name for name in COLUMNS if name != "headers"
+    ]

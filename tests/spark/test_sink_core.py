@@ -42,14 +42,30 @@ def loads_of(rows: int, chunk: int, skips: int = 0, messages: range | None = Non
     """Rows in chunks; every `skips`-th is another subject's. `messages`: the messages of the rows."""
     loads, whole = [], np.arange(rows) if messages is None else np.array(messages)
     for number, first in enumerate(range(0, rows, chunk)):
-        mine = np.array([row for row in range(first, min(first + chunk, rows)) if not skips or row % skips], np.int64)
+        mine = np.array(
+            [row for row in range(first, min(first + chunk, rows)) if not skips or row % skips],
+            np.int64,
+        )
         if len(mine):
-            loads.append(Load(number, mine, 10, whole, lps=np.array([lp_of(each) for each in whole[mine].tolist()], np.uint16)))
+            loads.append(
+                Load(
+                    number,
+                    mine,
+                    10,
+                    whole,
+                    lps=np.array([lp_of(each) for each in whole[mine].tolist()], np.uint16),
+                )
+            )
     return loads
 
 
 def write(
-    cluster: Cluster, core_of: Callable[[RowWriter], SubjectCore], epoch: int, loads: list[Load], *, upheaval: Callable[[], None]
+    cluster: Cluster,
+    core_of: Callable[[RowWriter], SubjectCore],
+    epoch: int,
+    loads: list[Load],
+    *,
+    upheaval: Callable[[], None],
 ) -> None:
     """Write one epoch: attempts die, or are only declared dead, until one succeeds; the others continue for a while."""
     chance = cluster.random
@@ -86,7 +102,9 @@ def still() -> None:
 
 
 def stored(cluster: Cluster) -> Counter[tuple[int, int]]:
-    return Counter(row for queue in cluster.queues.values() for batch in queue.batches for row in batch.rows)
+    return Counter(
+        row for queue in cluster.queues.values() for batch in queue.batches for row in batch.rows
+    )
 
 
 @pytest.mark.parametrize("block", range(6 if forms.FORM == "all" else 2))
@@ -100,7 +118,9 @@ def test_rows_are_stored_once_in_order_through_route_changes_and_crashes(block: 
 
         for epoch in range(EPOCHS):
             write(cluster, partitioned_rows, epoch, loads_of(rows, 7), upheaval=upheaval)
-        assert stored(cluster) == Counter((epoch, row) for epoch in range(EPOCHS) for row in range(rows)), seed
+        assert stored(cluster) == Counter(
+            (epoch, row) for epoch in range(EPOCHS) for row in range(rows)
+        ), seed
         assert_in_order(cluster, seed)
 
 
@@ -109,7 +129,10 @@ def assert_in_order(cluster: Cluster, seed: int) -> None:
     parts = cluster.routes[-1].partitions
     for key in range(KEYS):
         lp = key * LPS // KEYS
-        line = sorted((part for part in parts.values() if part.lps.first <= lp < part.lps.end), key=lambda part: part.version)
+        line = sorted(
+            (part for part in parts.values() if part.lps.first <= lp < part.lps.end),
+            key=lambda part: part.version,
+        )
         rows = [
             row
             for part in line
@@ -128,11 +151,15 @@ def test_rows_to_an_unordered_subject_are_stored_once_whichever_groups_are_away(
             chunk = cluster.random.choice([3, 7, 20])
             write(cluster, balanced_rows, epoch, loads_of(60, chunk, skips=5), upheaval=still)
         mine = [row for row in range(60) if row % 5]
-        assert stored(cluster) == Counter((epoch, row) for epoch in range(EPOCHS) for row in mine), seed
+        assert stored(cluster) == Counter(
+            (epoch, row) for epoch in range(EPOCHS) for row in mine
+        ), seed
 
 
 def balanced_rows(writer: RowWriter) -> SubjectCore:
-    return BalancedRows("s", writer, 1e9, rules=SINK._replace(rest_s=lambda *_: 0.1), prints_of=contents_of)
+    return BalancedRows(
+        "s", writer, 1e9, rules=SINK._replace(rest_s=lambda *_: 0.1), prints_of=contents_of
+    )
 
 
 def partitioned_rows(_: RowWriter) -> SubjectCore:
@@ -162,7 +189,9 @@ def test_an_attempt_that_cuts_its_rows_otherwise_still_repeats_none() -> None:
             attempt.die()
             while cluster.ghosts:
                 cluster.process(cluster.ghosts.pop(0))
-        write_on = Attempt(cluster, balanced_rows(writer), writer, loads_of(60, chance.randrange(1, 20), skips=4))
+        write_on = Attempt(
+            cluster, balanced_rows(writer), writer, loads_of(60, chance.randrange(1, 20), skips=4)
+        )
         while not write_on.is_done:
             write_on.step()
         assert stored(cluster) == Counter((9, row) for row in range(60) if row % 4), seed
@@ -192,7 +221,9 @@ def look_for_left_over(cluster: Cluster, tasks: list[WrittenRows]) -> None:
     refuse_left_over(answer, tasks)
 
 
-def repeat_otherwise(seed: int, prints_of: Callable[[Load], Prints], check: Check = look_for_left_over) -> tuple[str, bool, Counter[int]]:
+def repeat_otherwise(
+    seed: int, prints_of: Callable[[Load], Prints], check: Check = look_for_left_over
+) -> tuple[str, bool, Counter[int]]:
     """Tasks of an epoch die; the driver plans it again. Returns what the second plan was, whether it was refused, and what is stored."""
     chance = random.Random(seed)
     is_ordered = chance.random() < 0.5
@@ -203,7 +234,9 @@ def repeat_otherwise(seed: int, prints_of: Callable[[Load], Prints], check: Chec
         core: SubjectCore = (
             PartitionedRows("s", 1e9, rules=RULES, prints_of=prints_of)
             if is_ordered
-            else BalancedRows("s", writer, 1e9, rules=SINK._replace(rest_s=lambda *_: 0.1), prints_of=prints_of)
+            else BalancedRows(
+                "s", writer, 1e9, rules=SINK._replace(rest_s=lambda *_: 0.1), prints_of=prints_of
+            )
         )
         return Attempt(cluster, core, writer, loads_of(len(messages), chunk, messages=messages))
 
@@ -229,13 +262,24 @@ def repeat_otherwise(seed: int, prints_of: Callable[[Load], Prints], check: Chec
             last.core.end()
         except InvalidArgument:
             is_refused = True
-        written.append(WrittenRows(RowWriter("query", number, 3), len(messages), frozenset({("s", False)})))
+        written.append(
+            WrittenRows(RowWriter("query", number, 3), len(messages), frozenset({("s", False)}))
+        )
     try:
         check(cluster, written)
     except InvalidArgument:
         is_refused = True
     batches = (batch for queue in cluster.queues.values() for batch in queue.batches)
-    return how, is_refused, Counter(message - 1 for batch in batches for message in batch.contents.tolist() if message > lost)
+    return (
+        how,
+        is_refused,
+        Counter(
+            message - 1
+            for batch in batches
+            for message in batch.contents.tolist()
+            if message > lost
+        ),
+    )
 
 
 def test_an_epoch_that_is_planned_otherwise_loses_and_repeats_nothing_or_is_refused() -> None:
@@ -298,7 +342,9 @@ def test_rows_of_a_subject_that_a_task_no_longer_has_are_left_over() -> None:
 # --- a checkpoint that is put back -------------------------------------------------------------------------------------
 
 
-def continue_from_an_older_checkpoint(seed: int, *, shows_later: bool) -> tuple[bool, bool, Counter[int]]:
+def continue_from_an_older_checkpoint(
+    seed: int, *, shows_later: bool
+) -> tuple[bool, bool, Counter[int]]:
     """Three epochs of 20 messages are written; then the second one is planned again, in another life. Returns whether it has the same
     messages, whether it was refused, and what is stored.
     """
@@ -306,11 +352,22 @@ def continue_from_an_older_checkpoint(seed: int, *, shows_later: bool) -> tuple[
     cluster = Cluster(chance, ["g1", "g2"], is_ordered=chance.random() < 0.5)
     core_of = partitioned_rows if cluster.is_ordered else balanced_rows
     for epoch in range(3):
-        write(cluster, core_of, epoch, loads_of(20, 7, messages=range(epoch * 20, epoch * 20 + 20)), upheaval=still)
+        write(
+            cluster,
+            core_of,
+            epoch,
+            loads_of(20, 7, messages=range(epoch * 20, epoch * 20 + 20)),
+            upheaval=still,
+        )
     cluster.shows_later = shows_later
     messages = range(20, chance.choice([30, 40, 50, 60]))
     writer = RowWriter("query", 4, 1)
-    last = Attempt(cluster, core_of(writer), writer, loads_of(len(messages), chance.choice([5, 7]), messages=messages))
+    last = Attempt(
+        cluster,
+        core_of(writer),
+        writer,
+        loads_of(len(messages), chance.choice([5, 7]), messages=messages),
+    )
     is_refused = False
     try:
         while not last.is_done:
@@ -319,7 +376,11 @@ def continue_from_an_older_checkpoint(seed: int, *, shows_later: bool) -> tuple[
     except InvalidArgument:
         is_refused = True
     batches = (batch for queue in cluster.queues.values() for batch in queue.batches)
-    return messages.stop == 40, is_refused, Counter(message - 1 for batch in batches for message in batch.contents.tolist())
+    return (
+        messages.stop == 40,
+        is_refused,
+        Counter(message - 1 for batch in batches for message in batch.contents.tolist()),
+    )
 
 
 def test_a_query_that_continues_from_an_older_checkpoint_stores_nothing_twice() -> None:
@@ -339,7 +400,9 @@ def test_a_lookup_that_hides_later_epochs_stores_their_rows_twice() -> None:
 
 def test_a_batch_number_that_stays_taken_by_an_unseen_writer_ends_the_task() -> None:
     writer = RowWriter("query", 4, 0)
-    core = BalancedRows("s", writer, 5.0, rules=SINK._replace(rest_s=lambda *_: 0.1), prints_of=contents_of)
+    core = BalancedRows(
+        "s", writer, 5.0, rules=SINK._replace(rest_s=lambda *_: 0.1), prints_of=contents_of
+    )
     (load,) = loads_of(3, 3)
     core.put(load)
     now = 0.0

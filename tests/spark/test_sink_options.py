@@ -51,7 +51,9 @@ def test_options_are_read_whatever_their_case_and_spark_may_add_its_own() -> Non
         ({"path": "/somewhere"}, "without a path"),
     ],
 )
-def test_a_misspelt_or_senseless_option_is_refused_with_a_correction(options: dict[str, str], said: str) -> None:
+def test_a_misspelt_or_senseless_option_is_refused_with_a_correction(
+    options: dict[str, str], said: str
+) -> None:
     with pytest.raises(InvalidArgument, match=said):
         SinkOptions.parse(SERVERS | options)
 
@@ -94,9 +96,14 @@ def test_a_log_is_not_overwritten() -> None:
 
 
 def test_a_batch_writer_has_one_name_wherever_it_travels_and_each_job_another() -> None:
-    one, other = (arrow_writer(SERVERS | {"subject": "orders"}, schema_of("body binary"), False) for _ in range(2))
+    one, other = (
+        arrow_writer(SERVERS | {"subject": "orders"}, schema_of("body binary"), False)
+        for _ in range(2)
+    )
     assert copy.deepcopy(one).name == one.name != other.name
-    named = arrow_writer(SERVERS | {"subject": "orders", "qmq.txnId": "load-7"}, schema_of("body binary"), False)
+    named = arrow_writer(
+        SERVERS | {"subject": "orders", "qmq.txnId": "load-7"}, schema_of("body binary"), False
+    )
     assert named.name == "load-7"
 
 
@@ -119,14 +126,20 @@ def test_a_writer_is_older_than_any_real_producer_and_other_for_each_queue() -> 
 def test_ids_and_numbers_say_which_row_it_is() -> None:
     writer, rows = RowWriter("query", 3, 0x1_0002), np.array([0, 7, row_identity.ROWS_MAX - 1])
     ids = writer.message_ids(rows)
-    assert [bytes(each)[8:].hex() for each in ids] == ["0001000200000000", "0001000200000007", "00010002ffffffff"]
+    assert [bytes(each)[8:].hex() for each in ids] == [
+        "0001000200000000",
+        "0001000200000007",
+        "00010002ffffffff",
+    ]
     assert str(MessageId.parse(bytes(ids[1]).hex())) == bytes(ids[1]).hex()
     found, epoch, where = writer.read_ids(ids)
     assert (found.tolist(), epoch, where.all()) == (rows.tolist(), 0x1_0002, True)
     assert RowWriter("query", 3, 9).read_ids(ids)[0].tolist() == []
     assert RowWriter("query", 4, 0x1_0002).read_ids(ids)[1] == -1
     assert writer.number_of(7) == 2 << 32 | 7
-    assert writer.number_of(row_identity.ROWS_MAX - 1) < writer.numbers_end <= row_identity.NUMBERS_END
+    assert (
+        writer.number_of(row_identity.ROWS_MAX - 1) < writer.numbers_end <= row_identity.NUMBERS_END
+    )
 
 
 def test_an_epoch_too_large_for_an_id_is_refused() -> None:

@@ -27,7 +27,9 @@ PARTITION = RowTarget("s", 4, "g1")
 
 def window_of(to: RowTarget = PARTITION, packets: int = 5, window: int = 3) -> PacketWindow:
     rules = ORDERED_SINK if to.partition else SINK
-    found = PacketWindow(to, retry_s=60, number=10, window=window, rules=rules._replace(rest_s=lambda *_: 1.0))
+    found = PacketWindow(
+        to, retry_s=60, number=10, window=window, rules=rules._replace(rest_s=lambda *_: 1.0)
+    )
     for at in range(packets):
         found.put(Load(at, np.array([at]), 1), 0.0)
     return found
@@ -47,7 +49,9 @@ def test_packets_leave_in_order_with_consecutive_numbers_and_no_more_than_the_wi
     assert [packet.number for packet in sent(found)] == [13]
 
 
-@pytest.mark.parametrize("failure", [Overloaded("x"), RightLapsed("x"), RouteChanged("x"), OutOfSequence("x")])
+@pytest.mark.parametrize(
+    "failure", [Overloaded("x"), RightLapsed("x"), RouteChanged("x"), OutOfSequence("x")]
+)
 def test_packets_behind_a_refused_packet_are_sent_again_behind_it(failure: QmqError) -> None:
     found = window_of()
     first, second, third = sent(found)
@@ -70,7 +74,10 @@ def test_a_number_that_another_attempt_took_has_the_queue_looked_at_again() -> N
 
 
 def test_rows_whose_number_is_taken_are_given_back_where_numbers_have_gaps() -> None:
-    found, failure = window_of(RowTarget("s", 0, "g1"), packets=2, window=2), NumberTaken("other content")
+    found, failure = (
+        window_of(RowTarget("s", 0, "g1"), packets=2, window=2),
+        NumberTaken("other content"),
+    )
     first, second = sent(found)
     found.answered(first, 1, failure, 0.0)
     assert found.take_disputed() == [(first.load, failure)]

@@ -17,7 +17,14 @@ from sink_node import fields_of
 from support.forms import examples
 
 from qmq import limits
-from qmq.errors import DelayTooLong, InvalidArgument, InvalidName, MessageTooLarge, OrderMismatch, QmqError
+from qmq.errors import (
+    DelayTooLong,
+    InvalidArgument,
+    InvalidName,
+    MessageTooLarge,
+    OrderMismatch,
+    QmqError,
+)
 from qmq.wire.batch import BatchView, Envelope, sent_sizes
 from qmq.wire.batch_columns import BatchFlag, Compression, check_region, tag_hash
 
@@ -40,7 +47,9 @@ ARROW = pa.schema(
     ]
 )
 
-_text = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5).filter(lambda each: not each.startswith("qmq-"))
+_text = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5).filter(
+    lambda each: not each.startswith("qmq-")
+)
 _row = st.fixed_dictionaries(
     {
         "body": st.binary(max_size=20),
@@ -55,7 +64,9 @@ _row = st.fixed_dictionaries(
 )
 
 
-def loads_of(rows: list[dict[str, Any]], cuts: list[int], *, rows_max: int = 7, bytes_max: int = 60) -> list[tuple[str, bool, Load]]:
+def loads_of(
+    rows: list[dict[str, Any]], cuts: list[int], *, rows_max: int = 7, bytes_max: int = 60
+) -> list[tuple[str, bool, Load]]:
     """The loads of rows in record batches of these sizes."""
     fields = fields_of(SCHEMA)
     table = pa.Table.from_pylist(rows, ARROW).combine_chunks()
@@ -72,17 +83,29 @@ def loads_of(rows: list[dict[str, Any]], cuts: list[int], *, rows_max: int = 7, 
     for chunk in chunks:
         array = chunk.batch.column(fields.message_id)
         ids = WRITER.message_ids(chunk.first_row + np.arange(len(array), dtype=np.int64))
-        ids[arrow_vectors.valid(array)] = arrow_vectors.unhex(arrow_vectors.strings(array.drop_null()))
+        ids[arrow_vectors.valid(array)] = arrow_vectors.unhex(
+            arrow_vectors.strings(array.drop_null())
+        )
         found += packets.split(chunk, fields, "s", ids, NOW_MS)
     return found
 
 
 def view_of(
-    load: Load, to: RowTarget, fields: Fields, *, is_ordered: bool = False, compression: Compression = Compression.NONE
+    load: Load,
+    to: RowTarget,
+    fields: Fields,
+    *,
+    is_ordered: bool = False,
+    compression: Compression = Compression.NONE,
 ) -> BatchView:
     """The batch, read back with all its checks."""
     envelope, region = encoding.encode(
-        Packet(load, to, 9, size=1), WRITER, fields, now_ms=NOW_MS, is_ordered=is_ordered, compression=compression
+        Packet(load, to, 9, size=1),
+        WRITER,
+        fields,
+        now_ms=NOW_MS,
+        is_ordered=is_ordered,
+        compression=compression,
     )
     total, crc = sent_sizes(envelope)
     assert total == len(envelope) + len(region)
@@ -93,12 +116,20 @@ def view_of(
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(st.lists(_row, min_size=1, max_size=40), st.lists(st.integers(1, 9), max_size=6), st.sampled_from(list(Compression)))
-def test_each_row_comes_back_from_a_batch_as_it_was(rows: list[dict[str, Any]], cuts: list[int], compression: Compression) -> None:
+@given(
+    st.lists(_row, min_size=1, max_size=40),
+    st.lists(st.integers(1, 9), max_size=6),
+    st.sampled_from(list(Compression)),
+)
+def test_each_row_comes_back_from_a_batch_as_it_was(
+    rows: list[dict[str, Any]], cuts: list[int], compression: Compression
+) -> None:
     fields = fields_of(SCHEMA)
     seen = []
     for subject, is_delayed, load in loads_of(rows, cuts):
-        view = view_of(load, RowTarget(subject, 0, "g1", is_delayed), fields, compression=compression)
+        view = view_of(
+            load, RowTarget(subject, 0, "g1", is_delayed), fields, compression=compression
+        )
         mine = [rows[row] for row in load.rows.tolist()]
         seen += load.rows.tolist()
         assert view.subject == subject
@@ -106,14 +137,19 @@ def test_each_row_comes_back_from_a_batch_as_it_was(rows: list[dict[str, Any]], 
         assert view.bodies() == [row["body"] for row in mine]
         assert (view.keys() or [b""] * len(mine)) == [(row["key"] or "").encode() for row in mine]
         assert (view.tags() or [()] * len(mine)) == [tuple(row["tags"] or ()) for row in mine]
-        assert view.tag_hashes() == tuple(tag_hash(tag) for row in mine for tag in row["tags"] or ())
+        assert view.tag_hashes() == tuple(
+            tag_hash(tag) for row in mine for tag in row["tags"] or ()
+        )
         assert (view.headers() or [{}] * len(mine)) == [row["headers"] or {} for row in mine]
         assert view.create_times_ms() == [row["create_time"] // 1000 for row in mine]
-        assert view.due_times_ms() == (tuple(NOW_MS + row["delay_ms"] for row in mine) if is_delayed else None)
+        assert view.due_times_ms() == (
+            tuple(NOW_MS + row["delay_ms"] for row in mine) if is_delayed else None
+        )
         assert all((row["delay_ms"] is not None) == is_delayed for row in mine)
         derived = WRITER.message_ids(load.rows)
         assert view.message_ids() == [
-            bytes.fromhex(row["message_id"]) if row["message_id"] else bytes(derived[at]) for at, row in enumerate(mine)
+            bytes.fromhex(row["message_id"]) if row["message_id"] else bytes(derived[at])
+            for at, row in enumerate(mine)
         ]
         assert not view.header.compression or not is_delayed
         assert view.header.producer_id < 1 << 60
@@ -121,15 +157,29 @@ def test_each_row_comes_back_from_a_batch_as_it_was(rows: list[dict[str, Any]], 
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(st.lists(_row, min_size=1, max_size=40), st.lists(st.integers(1, 9), max_size=6), st.lists(st.integers(1, 9), max_size=6))
-def test_rows_are_cut_alike_however_spark_cuts_its_record_batches(rows: list[dict[str, Any]], one: list[int], other: list[int]) -> None:
-    found = [[(subject, late, each.number, each.rows.tolist()) for subject, late, each in loads_of(rows, cuts)] for cuts in (one, other)]
+@given(
+    st.lists(_row, min_size=1, max_size=40),
+    st.lists(st.integers(1, 9), max_size=6),
+    st.lists(st.integers(1, 9), max_size=6),
+)
+def test_rows_are_cut_alike_however_spark_cuts_its_record_batches(
+    rows: list[dict[str, Any]], one: list[int], other: list[int]
+) -> None:
+    found = [
+        [
+            (subject, late, each.number, each.rows.tolist())
+            for subject, late, each in loads_of(rows, cuts)
+        ]
+        for cuts in (one, other)
+    ]
     assert found[0] == found[1]
 
 
 def test_a_chunk_holds_so_many_rows_and_bytes_at_most_and_a_large_row_is_alone() -> None:
     rows = [{"body": bytes(size)} for size in (10, 10, 10, 10, 10, 10, 10, 10, 50, 51, 200, 1, 1)]
-    sizes = [each.rows.tolist() for _, _, each in loads_of(rows_of(rows), [], rows_max=7, bytes_max=60)]
+    sizes = [
+        each.rows.tolist() for _, _, each in loads_of(rows_of(rows), [], rows_max=7, bytes_max=60)
+    ]
     assert sizes == [[0, 1, 2, 3, 4, 5], [6, 7], [8], [9], [10], [11, 12]]
 
 
@@ -139,7 +189,9 @@ def rows_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_times_of_creation_that_one_batch_cannot_say_are_in_two() -> None:
     far = (1 << 32) * 1000
-    rows = rows_of([{"body": b"", "create_time": time} for time in (0, far - 1000, far, 5, far * 3)])
+    rows = rows_of(
+        [{"body": b"", "create_time": time} for time in (0, far - 1000, far, 5, far * 3)]
+    )
     assert [each.rows.tolist() for _, _, each in loads_of(rows, [])] == [[0, 1], [2], [3], [4]]
     for _, _, load in loads_of(rows, []):
         times = view_of(load, RowTarget("s", 0, "g1"), fields_of(SCHEMA)).create_times_ms()
@@ -148,7 +200,9 @@ def test_times_of_creation_that_one_batch_cannot_say_are_in_two() -> None:
 
 def test_a_partitions_batch_has_keys_logical_partitions_and_the_flag_again() -> None:
     fields = fields_of(SCHEMA)
-    ((_, _, load),) = loads_of(rows_of([{"body": b"x", "key": key} for key in "abcab"]), [], bytes_max=1000)
+    ((_, _, load),) = loads_of(
+        rows_of([{"body": b"x", "key": key} for key in "abcab"]), [], bytes_max=1000
+    )
     load = packets.routed(load, fields, "s", 1024)
     view = view_of(load, RowTarget("s", 2, "g1"), fields, is_ordered=True)
     lps = view.logical_partitions()
@@ -180,7 +234,11 @@ def test_strings_with_wide_offsets_and_binary_headers_and_a_single_tag_are_taken
     chunk = [*cutter.put(batch.slice(0)), *cutter.end()][0]
     ((_, _, load),) = packets.split(chunk, fields, "s", None, NOW_MS)
     view = view_of(load, RowTarget("s", 0, "g1"), fields)
-    assert (view.bodies(), view.keys(), view.tags()) == ([b"one", b"two"], [b"k", b""], [(), ("x",)])
+    assert (view.bodies(), view.keys(), view.tags()) == (
+        [b"one", b"two"],
+        [b"k", b""],
+        [(), ("x",)],
+    )
     assert view.headers() == [{"a": b"b"}, {}]
 
 
@@ -205,7 +263,9 @@ def test_strings_with_wide_offsets_and_binary_headers_and_a_single_tag_are_taken
         ({"delay_ms": 1 << 62}, DelayTooLong, "row 1 .*two years"),
     ],
 )
-def test_a_row_that_cannot_be_a_message_is_refused_and_named(row: dict[str, Any], kind: type[QmqError], said: str) -> None:
+def test_a_row_that_cannot_be_a_message_is_refused_and_named(
+    row: dict[str, Any], kind: type[QmqError], said: str
+) -> None:
     rows = rows_of([{"body": b"fine"}, {"body": b"x"} | row])
     with pytest.raises(kind, match=said):
         loads_of(rows, [], bytes_max=1 << 30)
@@ -224,6 +284,8 @@ def test_a_row_without_subject_or_key_where_they_are_needed_is_refused() -> None
     (chunk,) = [*cutter.put(batch), *cutter.end()]
     with pytest.raises(InvalidArgument, match=r"row 1 .* no subject"):
         list(packets.split(chunk, fields, "", None, NOW_MS))
-    ((_, _, load),) = packets.split(chunk, fields_of("body binary, tag string, key string"), "s", None, NOW_MS)
+    ((_, _, load),) = packets.split(
+        chunk, fields_of("body binary, tag string, key string"), "s", None, NOW_MS
+    )
     with pytest.raises(OrderMismatch, match=r"row 1 .* no key"):
         packets.routed(load, fields, "s", 16)

@@ -41,40 +41,73 @@ def test_what_was_written_comes_back_by_a_read(spark: SparkSession, node: NodeTh
         f.create_map(f.lit("n"), f.col("id").cast("string")).alias("headers"),
         f.timestamp_millis(f.col("id")).alias("create_time"),
     )
-    rows.write.format("qmq").mode("append").option("qmq.servers", node.address).option("subject", "flights").save()
-    read = spark.read.format("qmq").option("qmq.servers", node.address).option("subscribe", "flights").option("includeHeaders", True).load()
-    columns = [f.col("body").cast("string"), f.col("key").cast("string"), "tags", f.col("headers")["n"].cast("string"), "create_time"]
+    rows.write.format("qmq").mode("append").option("qmq.servers", node.address).option(
+        "subject", "flights"
+    ).save()
+    read = (
+        spark.read.format("qmq")
+        .option("qmq.servers", node.address)
+        .option("subscribe", "flights")
+        .option("includeHeaders", True)
+        .load()
+    )
+    columns = [
+        f.col("body").cast("string"),
+        f.col("key").cast("string"),
+        "tags",
+        f.col("headers")["n"].cast("string"),
+        "create_time",
+    ]
     assert sorted(read.select(*columns).collect()) == sorted(rows.select(*columns).collect())
     assert read.select("message_id").distinct().count() == 3_000
 
 
-def test_a_batch_that_is_written_again_under_its_txn_id_is_stored_once(spark: SparkSession, node: NodeThread) -> None:
+def test_a_batch_that_is_written_again_under_its_txn_id_is_stored_once(
+    spark: SparkSession, node: NodeThread
+) -> None:
     node.create("loaded")
     rows = spark.range(0, 1_000, numPartitions=3).select(f.col("id").cast("string").alias("value"))
-    writer = rows.write.format("qmq").mode("append").option("qmq.servers", node.address).option("topic", "loaded")
+    writer = (
+        rows.write.format("qmq")
+        .mode("append")
+        .option("qmq.servers", node.address)
+        .option("topic", "loaded")
+    )
     for _ in range(2):
         writer.option("qmq.txnId", "load-1").save()
     assert node.bodies("loaded") == sorted(b"%d" % row for row in range(1_000))
 
 
-def test_a_batch_written_again_by_fewer_tasks_says_that_rows_may_be_there_twice(spark: SparkSession, node: NodeThread) -> None:
+def test_a_batch_written_again_by_fewer_tasks_says_that_rows_may_be_there_twice(
+    spark: SparkSession, node: NodeThread
+) -> None:
     for subject, partitions in {"fewer": 0, "fewer-in-order": 2}.items():
         node.create(subject, partitions=partitions)
-        rows = spark.range(0, 1_000, numPartitions=4).select(f.col("id").cast("string").alias("body"), f.lit("k").alias("key"))
+        rows = spark.range(0, 1_000, numPartitions=4).select(
+            f.col("id").cast("string").alias("body"), f.lit("k").alias("key")
+        )
         options = {"qmq.servers": node.address, "subject": subject, "qmq.txnId": "load-2"}
         rows.write.format("qmq").mode("append").options(**options).save()
-        with pytest.raises(PySparkException, match=r"stored rows of Spark partition 1 in 'fewer.*perhaps twice"):
+        with pytest.raises(
+            PySparkException, match=r"stored rows of Spark partition 1 in 'fewer.*perhaps twice"
+        ):
             rows.coalesce(1).write.format("qmq").mode("append").options(**options).save()
 
 
-def test_a_column_that_no_message_has_is_refused_before_anything_is_written(spark: SparkSession, node: NodeThread) -> None:
+def test_a_column_that_no_message_has_is_refused_before_anything_is_written(
+    spark: SparkSession, node: NodeThread
+) -> None:
     wrong = spark.range(1).select(f.lit("x").alias("body"), f.lit("k").alias("kye"))
     with pytest.raises((AnalysisException, PySparkException), match="did you mean 'key'"):
-        wrong.write.format("qmq").mode("append").option("qmq.servers", node.address).option("subject", "flights").save()
+        wrong.write.format("qmq").mode("append").option("qmq.servers", node.address).option(
+            "subject", "flights"
+        ).save()
 
 
 @pytest.mark.long
-def test_a_stream_whose_checkpoint_is_put_back_ends_and_stores_nothing_twice(spark: SparkSession, node: NodeThread, tmp_path: Path) -> None:
+def test_a_stream_whose_checkpoint_is_put_back_ends_and_stores_nothing_twice(
+    spark: SparkSession, node: NodeThread, tmp_path: Path
+) -> None:
     node.create("in")
     node.create("out")
     checkpoint, older = tmp_path / "checkpoint", tmp_path / "older"
@@ -85,9 +118,22 @@ def test_a_stream_whose_checkpoint_is_put_back_ends_and_stores_nothing_twice(spa
                 await mq.send_many("in", [b"%03d" % number for number in messages])
 
         node.run(send())
-        rows = spark.readStream.format("qmq").option("qmq.servers", node.address).option("subscribe", "in")
-        writer = rows.option("startingOffsets", "earliest").load().select("body").writeStream.format("qmq")
-        writer = writer.option("qmq.servers", node.address).option("subject", "out").option("checkpointLocation", str(checkpoint))
+        rows = (
+            spark.readStream.format("qmq")
+            .option("qmq.servers", node.address)
+            .option("subscribe", "in")
+        )
+        writer = (
+            rows.option("startingOffsets", "earliest")
+            .load()
+            .select("body")
+            .writeStream.format("qmq")
+        )
+        writer = (
+            writer.option("qmq.servers", node.address)
+            .option("subject", "out")
+            .option("checkpointLocation", str(checkpoint))
+        )
         writer.trigger(availableNow=True).start().awaitTermination()
 
     copy(range(50))
@@ -103,12 +149,23 @@ def test_a_stream_whose_checkpoint_is_put_back_ends_and_stores_nothing_twice(spa
 
 @pytest.mark.long
 @pytest.mark.xdist_group("drivers")
-def test_tasks_that_fail_in_their_middle_leave_each_row_once_when_they_are_repeated(node: NodeThread) -> None:
+def test_tasks_that_fail_in_their_middle_leave_each_row_once_when_they_are_repeated(
+    node: NodeThread,
+) -> None:
     subjects = {"retried": 0, "retried-in-order": 3}
     for subject, partitions in subjects.items():
         node.create(subject, partitions=partitions)
-    command = [sys.executable, "sink_driver.py", "retries", node.address, ",".join(subjects), str(ROWS)]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=240, check=False)
+    command = [
+        sys.executable,
+        "sink_driver.py",
+        "retries",
+        node.address,
+        ",".join(subjects),
+        str(ROWS),
+    ]
+    done = subprocess.run(
+        command, cwd=HERE, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count(f"{ROWS} rows") == len(subjects), done.stderr[-3000:]
     assert ", 0 were stored already" not in done.stderr
@@ -118,7 +175,9 @@ def test_tasks_that_fail_in_their_middle_leave_each_row_once_when_they_are_repea
 
 @pytest.mark.long
 @pytest.mark.xdist_group("drivers")
-def test_a_stream_whose_driver_is_killed_leaves_each_row_once(node: NodeThread, tmp_path: Path) -> None:
+def test_a_stream_whose_driver_is_killed_leaves_each_row_once(
+    node: NodeThread, tmp_path: Path
+) -> None:
     node.create("killed")
     node.create("killed-in-order", partitions=2)
     lines = [[f"{number:02d}-{line:04d}" for line in range(LINES)] for number in range(FILES)]
@@ -127,17 +186,42 @@ def test_a_stream_whose_driver_is_killed_leaves_each_row_once(node: NodeThread, 
     for number, each in enumerate(lines):
         (folder / f"{number}.txt").write_text("".join(f"{line}\n" for line in each))
     checkpoint = str(tmp_path / "checkpoint")
-    command = [sys.executable, "sink_driver.py", "stream", node.address, str(folder), checkpoint, "killed,killed-in-order"]
+    command = [
+        sys.executable,
+        "sink_driver.py",
+        "stream",
+        node.address,
+        str(folder),
+        checkpoint,
+        "killed,killed-in-order",
+    ]
     for files in KILLED_AT:
         enough = int(LINES * files)
-        driver = subprocess.Popen(command, cwd=HERE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        node.run(eventually(lambda enough=enough, driver=driver: stored(node) >= enough or driver.poll() is not None, within_s=120))
+        driver = subprocess.Popen(
+            command,
+            cwd=HERE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        node.run(
+            eventually(
+                lambda enough=enough, driver=driver: (
+                    stored(node) >= enough or driver.poll() is not None
+                ),
+                within_s=120,
+            )
+        )
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, cwd=HERE, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for subject, first in (("killed", 0), ("killed-in-order", 1)):
-        assert node.heads(subject, 7) == [line.encode() for each in lines for line in each[first::2]]
+        assert node.heads(subject, 7) == [
+            line.encode() for each in lines for line in each[first::2]
+        ]
 
 
 def stored(node: NodeThread) -> int:

@@ -92,10 +92,14 @@ def plain() -> list[pa.RecordBatch]:
 
 
 def keyed() -> list[pa.RecordBatch]:
-    return record_batches({"body": pa.array(BODIES, pa.binary()), "key": pa.array(KEYS, pa.binary())})
+    return record_batches(
+        {"body": pa.array(BODIES, pa.binary()), "key": pa.array(KEYS, pa.binary())}
+    )
 
 
-def test_all_rows_are_stored_and_found_when_the_task_is_repeated(node: NodeThread, cluster: SinkCluster) -> None:
+def test_all_rows_are_stored_and_found_when_the_task_is_repeated(
+    node: NodeThread, cluster: SinkCluster
+) -> None:
     node.create("plain")
     first = write(cluster, "body binary", plain(), subject="plain")
     assert (first.rows, first.found) == (ROWS, 0)
@@ -104,7 +108,9 @@ def test_all_rows_are_stored_and_found_when_the_task_is_repeated(node: NodeThrea
     assert node.bodies("plain") == BODIES
 
 
-def test_another_epoch_and_another_partition_are_other_rows(node: NodeThread, cluster: SinkCluster) -> None:
+def test_another_epoch_and_another_partition_are_other_rows(
+    node: NodeThread, cluster: SinkCluster
+) -> None:
     node.create("epochs")
     for writer in (
         RowWriter("query", 0, 0),
@@ -119,18 +125,24 @@ def test_another_epoch_and_another_partition_are_other_rows(node: NodeThread, cl
     assert len(set(ids)) == 5 * ROWS
 
 
-def test_a_row_cut_otherwise_by_the_repetition_is_stored_once(node: NodeThread, cluster: SinkCluster) -> None:
+def test_a_row_cut_otherwise_by_the_repetition_is_stored_once(
+    node: NodeThread, cluster: SinkCluster
+) -> None:
     node.create("recut")
     for steps, size in ((7, "130"), (9, "33"), (1 << 30, "400")):
         try:
-            write(Mortal(cluster, steps), "body binary", plain(), subject="recut", batchMessages=size)
+            write(
+                Mortal(cluster, steps), "body binary", plain(), subject="recut", batchMessages=size
+            )
         except Crash:
             continue
     assert node.bodies("recut") == BODIES
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5, 8, 13, 21, 34])
-def test_a_task_that_dies_at_any_step_leaves_each_row_once(node: NodeThread, cluster: SinkCluster, steps: int) -> None:
+def test_a_task_that_dies_at_any_step_leaves_each_row_once(
+    node: NodeThread, cluster: SinkCluster, steps: int
+) -> None:
     subject = f"dies{steps}"
     node.create(subject)
     with pytest.raises(Crash):
@@ -154,7 +166,13 @@ def test_a_task_that_dies_at_any_step_leaves_each_row_once_in_order(
     for epoch in range(2):
         writer = RowWriter("query", 0, epoch, has_own_ids=own_ids)
         with pytest.raises(Crash):
-            write(Mortal(cluster, steps), schema, record_batches(columns), writer=writer, subject=subject)
+            write(
+                Mortal(cluster, steps),
+                schema,
+                record_batches(columns),
+                writer=writer,
+                subject=subject,
+            )
         node.split(subject, 1 + epoch)
         write(cluster, schema, record_batches(columns), writer=writer, subject=subject)
     assert Counter(node.bodies(subject)) == Counter(dict.fromkeys(BODIES, 2))
@@ -164,7 +182,9 @@ def test_a_task_that_dies_at_any_step_leaves_each_row_once_in_order(
 def assert_in_order(node: NodeThread, subject: str, times: int = 2) -> None:
     """Check each key's order over its partitions; later partitions have higher numbers."""
     lines: dict[bytes, list[bytes]] = {}
-    for _, batch in sorted(node.batches(subject), key=lambda each: (each[0], each[1].base_sequence)):
+    for _, batch in sorted(
+        node.batches(subject), key=lambda each: (each[0], each[1].base_sequence)
+    ):
         for key, body in zip(batch.keys() or [], batch.bodies(), strict=True):
             lines.setdefault(key, []).append(body)
     for key, bodies in lines.items():
@@ -172,7 +192,9 @@ def assert_in_order(node: NodeThread, subject: str, times: int = 2) -> None:
         assert bodies == mine * times
 
 
-def test_a_task_continues_through_splits_that_come_in_its_middle(node: NodeThread, cluster: SinkCluster) -> None:
+def test_a_task_continues_through_splits_that_come_in_its_middle(
+    node: NodeThread, cluster: SinkCluster
+) -> None:
     node.create("middle", partitions=2)
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -183,20 +205,33 @@ def test_a_task_continues_through_splits_that_come_in_its_middle(node: NodeThrea
 
     for epoch in range(2):
         batches = rows() if not epoch else iter(keyed())
-        assert write(cluster, "body binary, key binary", batches, writer=RowWriter("query", 0, epoch), subject="middle").found == 0
+        assert (
+            write(
+                cluster,
+                "body binary, key binary",
+                batches,
+                writer=RowWriter("query", 0, epoch),
+                subject="middle",
+            ).found
+            == 0
+        )
     assert Counter(node.bodies("middle")) == Counter(dict.fromkeys(BODIES, 2))
     assert_in_order(node, "middle")
 
 
 @pytest.mark.parametrize("partitions", [0, 1])
-def test_two_attempts_at_the_same_time_store_each_row_once_in_order(node: NodeThread, partitions: int) -> None:
+def test_two_attempts_at_the_same_time_store_each_row_once_in_order(
+    node: NodeThread, partitions: int
+) -> None:
     subject = f"twice{partitions}"
     node.create(subject, partitions=partitions)
 
     def attempt(_: int) -> Counts:
         mine = SinkCluster(node.address)
         try:
-            return write(mine, "body binary, key binary", keyed(), subject=subject, batchMessages="7")
+            return write(
+                mine, "body binary, key binary", keyed(), subject=subject, batchMessages="7"
+            )
         finally:
             mine.close()
 
@@ -213,7 +248,9 @@ def test_two_attempts_at_the_same_time_store_each_row_once_in_order(node: NodeTh
 
 
 @pytest.mark.parametrize("steps", [0, 2, 5, 9])
-def test_delayed_rows_go_to_the_delay_group_once(node: NodeThread, cluster: SinkCluster, steps: int) -> None:
+def test_delayed_rows_go_to_the_delay_group_once(
+    node: NodeThread, cluster: SinkCluster, steps: int
+) -> None:
     subject, delays = f"later{steps}", [None if row % 3 else 3_600_000 for row in range(ROWS)]
     node.create(subject, partitions=2 if steps == 9 else 0)
     batches = record_batches(
@@ -227,8 +264,12 @@ def test_delayed_rows_go_to_the_delay_group_once(node: NodeThread, cluster: Sink
     with pytest.raises(Crash):
         write(Mortal(cluster, steps), schema, batches, subject=subject)
     write(cluster, schema, batches, subject=subject)
-    assert node.bodies(subject) == [body for body, delay in zip(BODIES, delays, strict=True) if delay is None]
-    assert pending(node, subject) == [body for body, delay in zip(BODIES, delays, strict=True) if delay is not None]
+    assert node.bodies(subject) == [
+        body for body, delay in zip(BODIES, delays, strict=True) if delay is None
+    ]
+    assert pending(node, subject) == [
+        body for body, delay in zip(BODIES, delays, strict=True) if delay is not None
+    ]
 
 
 def pending(node: NodeThread, subject: str) -> list[bytes]:
@@ -267,18 +308,24 @@ def test_an_unknown_subject_is_refused_or_created(node: NodeThread, cluster: Sin
     assert node.bodies("nowhere") == BODIES
 
 
-def test_rows_without_keys_are_refused_by_an_ordered_subject(node: NodeThread, cluster: SinkCluster) -> None:
+def test_rows_without_keys_are_refused_by_an_ordered_subject(
+    node: NodeThread, cluster: SinkCluster
+) -> None:
     node.create("keyless", partitions=2)
     with pytest.raises(OrderMismatch, match="column `key`"):
         write(cluster, "body binary", plain(), subject="keyless")
 
 
-def test_rows_that_changed_between_two_attempts_are_noticed(node: NodeThread, cluster: SinkCluster) -> None:
+def test_rows_that_changed_between_two_attempts_are_noticed(
+    node: NodeThread, cluster: SinkCluster
+) -> None:
     node.create("changed")
     node.create("unchanged")
     for wanted in (["changed", "unchanged"], ["unchanged", "changed"]):
         names = wanted * (ROWS // 2)
-        batches = record_batches({"body": pa.array(BODIES, pa.binary()), "subject": pa.array(names)})
+        batches = record_batches(
+            {"body": pa.array(BODIES, pa.binary()), "subject": pa.array(names)}
+        )
         if wanted[0] == "changed":
             write(cluster, "body binary, subject string", batches)
             continue
@@ -291,39 +338,71 @@ KINDS: dict[str, Columns] = {
     "plain": {},
     "ordered": {"key": ("binary", KEYS)},
     "own-ids": {"message_id": ("string", [f"{row:032x}" for row in range(ROWS)])},
-    "ordered-own-ids": {"key": ("binary", KEYS), "message_id": ("string", [f"{row:032x}" for row in range(ROWS)])},
+    "ordered-own-ids": {
+        "key": ("binary", KEYS),
+        "message_id": ("string", [f"{row:032x}" for row in range(ROWS)]),
+    },
     "delayed": {"delay_ms": ("bigint", [3_600_000] * ROWS)},
 }
 TYPES = {"binary": pa.binary(), "string": pa.string(), "bigint": pa.int64()}
 
 
-@pytest.mark.parametrize("moved", [range(500), range(100, 900), range(20, ROWS)], ids=["shorter", "moved", "front-lost"])
+@pytest.mark.parametrize(
+    "moved", [range(500), range(100, 900), range(20, ROWS)], ids=["shorter", "moved", "front-lost"]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_repetition_with_other_rows_than_those_stored_is_refused(node: NodeThread, cluster: SinkCluster, kind: str, moved: range) -> None:
+def test_a_repetition_with_other_rows_than_those_stored_is_refused(
+    node: NodeThread, cluster: SinkCluster, kind: str, moved: range
+) -> None:
     subject, own_ids = f"refused-{kind}-{moved.start}", "own-ids" in kind
     node.create(subject, partitions=2 if kind.startswith("ordered") else 0)
     columns = {"body": ("binary", BODIES), **KINDS[kind]}
-    schema, writer = ", ".join(f"{name} {each[0]}" for name, each in columns.items()), RowWriter("query", 0, has_own_ids=own_ids)
+    schema, writer = (
+        ", ".join(f"{name} {each[0]}" for name, each in columns.items()),
+        RowWriter("query", 0, has_own_ids=own_ids),
+    )
 
     def rows(which: range) -> list[pa.RecordBatch]:
-        return record_batches({name: pa.array([values[at] for at in which], TYPES[kind]) for name, (kind, values) in columns.items()})
+        return record_batches(
+            {
+                name: pa.array([values[at] for at in which], TYPES[kind])
+                for name, (kind, values) in columns.items()
+            }
+        )
 
-    assert write(cluster, schema, rows(range(700)), writer=writer, subject=subject, batchMessages="30").rows == 700
+    assert (
+        write(
+            cluster, schema, rows(range(700)), writer=writer, subject=subject, batchMessages="30"
+        ).rows
+        == 700
+    )
     with pytest.raises(InvalidArgument, match="an earlier attempt of this epoch stored row"):
         write(cluster, schema, rows(moved), writer=writer, subject=subject, batchMessages="30")
-    assert write(cluster, schema, rows(range(ROWS)), writer=writer, subject=subject, batchMessages="70").found >= 700, "the same plan"
+    assert (
+        write(
+            cluster, schema, rows(range(ROWS)), writer=writer, subject=subject, batchMessages="70"
+        ).found
+        >= 700
+    ), "the same plan"
     assert (pending(node, subject) if kind == "delayed" else node.bodies(subject)) == BODIES
 
 
 @pytest.mark.parametrize("kind", ["plain", "ordered", "own-ids", "delayed"])
-def test_an_older_checkpoint_is_refused_unless_its_epochs_have_the_same_rows(node: NodeThread, cluster: SinkCluster, kind: str) -> None:
+def test_an_older_checkpoint_is_refused_unless_its_epochs_have_the_same_rows(
+    node: NodeThread, cluster: SinkCluster, kind: str
+) -> None:
     subject = f"put-back-{kind}"
     node.create(subject, partitions=2 if kind == "ordered" else 0)
     columns = {"body": ("binary", BODIES), **KINDS[kind]}
     schema = ", ".join(f"{name} {each[0]}" for name, each in columns.items())
 
     def epoch(number: int, which: range) -> Counts:
-        rows = record_batches({name: pa.array([values[at] for at in which], TYPES[of]) for name, (of, values) in columns.items()})
+        rows = record_batches(
+            {
+                name: pa.array([values[at] for at in which], TYPES[of])
+                for name, (of, values) in columns.items()
+            }
+        )
         writer = RowWriter("query", 0, number, has_own_ids=kind == "own-ids")
         return write(cluster, schema, rows, writer=writer, subject=subject, batchMessages="30")
 
@@ -342,7 +421,11 @@ def test_a_sink_that_must_not_browse_knows_stored_rows_by_their_numbers() -> Non
         if kind == FrameKind.FETCH:
             raise AccessDenied("may not browse")
         before = wire.Find.unpack(memoryview(payload)).before
-        return memoryview(wire.FoundBatches([[writer.number_of(7), 70, 3]] if before > writer.number_of(7) else []).pack())
+        return memoryview(
+            wire.FoundBatches(
+                [[writer.number_of(7), 70, 3]] if before > writer.number_of(7) else []
+            ).pack()
+        )
 
     found = look(Look(RowTarget("s", 0, "g1")), writer, call)
     assert {first: prints.tolist() for first, prints in found.runs.items()} == {7: [0, 0, 0]}
@@ -356,10 +439,17 @@ def test_a_cluster_that_is_away_fails_the_task_when_its_patience_ends() -> None:
 
 
 @pytest.mark.sampled
-def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once(tmp_path: Path) -> None:
+def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once(
+    tmp_path: Path,
+) -> None:
     node = NodeProcess(tmp_path / "node")
     node.start()
-    ports = ("--port", node.address.rpartition(":")[2], "--data-port", node.data_address.rpartition(":")[2])
+    ports = (
+        "--port",
+        node.address.rpartition(":")[2],
+        "--data-port",
+        node.data_address.rpartition(":")[2],
+    )
     node.kill()
     node.options = ports
 
@@ -373,7 +463,10 @@ def test_a_broker_that_is_killed_in_the_middle_and_comes_back_gets_each_row_once
     cluster = SinkCluster(node.address)
     try:
         node.start()
-        assert write(cluster, "body binary", rows(), subject="killed", createSubject="true").rows == ROWS
+        assert (
+            write(cluster, "body binary", rows(), subject="killed", createSubject="true").rows
+            == ROWS
+        )
         again = write(cluster, "body binary", plain(), subject="killed")
         assert (again.batches, again.found) == (0, ROWS)
         log = ServerAddress(node.address).open()

@@ -27,7 +27,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 def reader(spark: SparkSession, node: NodeProcess, subject: str, **options: Any) -> DataFrameReader:
-    return spark.read.format("qmq").option("qmq.servers", node.address).option("subscribe", subject).options(**options)
+    return (
+        spark.read.format("qmq")
+        .option("qmq.servers", node.address)
+        .option("subscribe", subject)
+        .options(**options)
+    )
 
 
 def bodies(frame: DataFrame) -> list[str]:
@@ -41,14 +46,36 @@ def refusal(frame_of: Any) -> str:
 
 
 @pytest.mark.smoke
-def test_every_column_is_what_the_producer_sent_and_the_broker_noted(spark: SparkSession, node: NodeProcess) -> None:
+def test_every_column_is_what_the_producer_sent_and_the_broker_noted(
+    spark: SparkSession, node: NodeProcess
+) -> None:
     before = time.time()
-    send(node.address, "columns", ["one", "two"], keys=["k", "m"], tags=[["red", "blue"], []], headers=[{"trace": b"\x00\xff"}, {}])
-    rows = reader(spark, node, "columns", includeHeaders="true").load().orderBy("sequence").collect()
+    send(
+        node.address,
+        "columns",
+        ["one", "two"],
+        keys=["k", "m"],
+        tags=[["red", "blue"], []],
+        headers=[{"trace": b"\x00\xff"}, {}],
+    )
+    rows = (
+        reader(spark, node, "columns", includeHeaders="true").load().orderBy("sequence").collect()
+    )
     first, second = (row.asDict() for row in rows)
-    assert (first["subject"], first["partition"], first["sequence"], second["sequence"]) == ("columns", 0, 0, 1)
-    assert (bytes(first["key"]), bytes(first["body"]), first["tags"]) == (b"k", b"one", ["red", "blue"])
-    assert {name: bytes(value) for name, value in first["headers"].items()} == {"trace": b"\x00\xff"}
+    assert (first["subject"], first["partition"], first["sequence"], second["sequence"]) == (
+        "columns",
+        0,
+        0,
+        1,
+    )
+    assert (bytes(first["key"]), bytes(first["body"]), first["tags"]) == (
+        b"k",
+        b"one",
+        ["red", "blue"],
+    )
+    assert {name: bytes(value) for name, value in first["headers"].items()} == {
+        "trace": b"\x00\xff"
+    }
     assert (second["tags"], second["headers"], first["route_version"]) == ([], {}, None)
     assert first["message_id"] != second["message_id"]
     assert len(first["message_id"]) == 32
@@ -56,16 +83,31 @@ def test_every_column_is_what_the_producer_sent_and_the_broker_noted(spark: Spar
     assert first["epoch"] >= 1
 
 
-def test_a_schema_is_a_projection_and_may_name_more_columns(spark: SparkSession, node: NodeProcess) -> None:
+def test_a_schema_is_a_projection_and_may_name_more_columns(
+    spark: SparkSession, node: NodeProcess
+) -> None:
     send(node.address, "projected", ["a", "b", "c"])
-    frame = reader(spark, node, "projected").schema("place int, sequence bigint, producer_id string").load()
+    frame = (
+        reader(spark, node, "projected")
+        .schema("place int, sequence bigint, producer_id string")
+        .load()
+    )
     assert frame.columns == ["place", "sequence", "producer_id"]
-    assert sorted((row["sequence"], row["place"]) for row in frame.collect()) == [(0, 0), (1, 1), (2, 2)]
+    assert sorted((row["sequence"], row["place"]) for row in frame.collect()) == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+    ]
     assert len({row["producer_id"] for row in frame.collect()}) == 1
 
 
 def test_files_give_the_same_rows_as_brokers(spark: SparkSession, node: NodeProcess) -> None:
-    send(node.address, "both", [f"m{number}" for number in range(5_000)], keys=[f"k{number % 7}" for number in range(5_000)])
+    send(
+        node.address,
+        "both",
+        [f"m{number}" for number in range(5_000)],
+        keys=[f"k{number % 7}" for number in range(5_000)],
+    )
     over_ports = reader(spark, node, "both").load()
     until_in_files(node.data, "both", 5_000)
     from_files = spark.read.format("qmq").option("subscribe", "both").load(str(node.data))
@@ -75,23 +117,39 @@ def test_files_give_the_same_rows_as_brokers(spark: SparkSession, node: NodeProc
 
 def test_offsets_times_and_limits_narrow_a_read(spark: SparkSession, node: NodeProcess) -> None:
     send(node.address, "narrow", [f"{number:02}" for number in range(10)])
-    read = reader(spark, node, "narrow", startingOffsets='{"narrow":{"0":3}}', endingOffsets='{"narrow":{"0":6}}')
+    read = reader(
+        spark,
+        node,
+        "narrow",
+        startingOffsets='{"narrow":{"0":3}}',
+        endingOffsets='{"narrow":{"0":6}}',
+    )
     assert bodies(read.load()) == ["03", "04", "05"]
     times = {row["append_time"] for row in reader(spark, node, "narrow").load().collect()}
     behind = int(max(times).timestamp() * 1000) + 1
-    assert bodies(reader(spark, node, "narrow", endingTimestamp=behind).load()) == [f"{number:02}" for number in range(10)]
+    assert bodies(reader(spark, node, "narrow", endingTimestamp=behind).load()) == [
+        f"{number:02}" for number in range(10)
+    ]
     assert bodies(reader(spark, node, "narrow", startingTimestamp=behind).load()) == []
 
 
 def test_tags_and_keys_select(spark: SparkSession, node: NodeProcess) -> None:
-    send(node.address, "select", list("abcd"), keys=["k1", "k2", "k3", "k4"], tags=[["x"], ["x", "y"], ["y"], []])
+    send(
+        node.address,
+        "select",
+        list("abcd"),
+        keys=["k1", "k2", "k3", "k4"],
+        tags=[["x"], ["x", "y"], ["y"], []],
+    )
     assert bodies(reader(spark, node, "select", tags="x,y").load()) == ["a", "b", "c"]
     assert bodies(reader(spark, node, "select", tagsAll="x,y").load()) == ["b"]
     assert bodies(reader(spark, node, "select", keys="k1,k4").load()) == ["a", "d"]
     assert bodies(reader(spark, node, "select", keyFrom="k2", keyUntil="k4").load()) == ["b", "c"]
 
 
-def test_a_loaded_frame_is_a_snapshot_that_can_be_scanned_with_several_filters(spark: SparkSession, node: NodeProcess) -> None:
+def test_a_loaded_frame_is_a_snapshot_that_can_be_scanned_with_several_filters(
+    spark: SparkSession, node: NodeProcess
+) -> None:
     send(node.address, "snapshot", [str(number) for number in range(10)])
     frame = reader(spark, node, "snapshot").load()
     assert frame.filter("sequence >= 7").count() == 3
@@ -101,13 +159,23 @@ def test_a_loaded_frame_is_a_snapshot_that_can_be_scanned_with_several_filters(s
     assert reader(spark, node, "snapshot").load().count() == 11
 
 
-def test_tasks_never_mix_partitions_of_an_ordered_subject_and_rows_say_the_version(spark: SparkSession, node: NodeProcess) -> None:
+def test_tasks_never_mix_partitions_of_an_ordered_subject_and_rows_say_the_version(
+    spark: SparkSession, node: NodeProcess
+) -> None:
     create_ordered(node.address, "accounts", partitions=2)
-    send_ordered(node.address, "accounts", [(f"key{number % 50}", f"{number}") for number in range(1_000)])
+    send_ordered(
+        node.address, "accounts", [(f"key{number % 50}", f"{number}") for number in range(1_000)]
+    )
     change_route(node.address, "accounts", split=pb.SplitOperation(partition=1, at=[100]))
-    send_ordered(node.address, "accounts", [(f"key{number % 50}", f"{number}") for number in range(1_000, 2_000)])
+    send_ordered(
+        node.address,
+        "accounts",
+        [(f"key{number % 50}", f"{number}") for number in range(1_000, 2_000)],
+    )
     frame = reader(spark, node, "accounts", minPartitions="6").load()
-    rows = frame.selectExpr("partition", "route_version", "key", "body", "spark_partition_id() task").collect()
+    rows = frame.selectExpr(
+        "partition", "route_version", "key", "body", "spark_partition_id() task"
+    ).collect()
     mixed: dict[int, set[int]] = {}
     for row in rows:
         mixed.setdefault(row["task"], set()).add(row["partition"])
@@ -123,21 +191,32 @@ def test_several_subjects_by_name_or_pattern(spark: SparkSession, node: NodeProc
     send(node.address, "multi.a", ["1"])
     send(node.address, "multi.b", ["2"])
     assert bodies(reader(spark, node, "multi.a,multi.b").load()) == ["1", "2"]
-    by_pattern = spark.read.format("qmq").option("qmq.servers", node.address).option("subscribePattern", r"multi\..*").load()
+    by_pattern = (
+        spark.read.format("qmq")
+        .option("qmq.servers", node.address)
+        .option("subscribePattern", r"multi\..*")
+        .load()
+    )
     assert bodies(by_pattern) == ["1", "2"]
 
 
-def test_an_unknown_subject_is_named_with_what_to_do(spark: SparkSession, node: NodeProcess) -> None:
+def test_an_unknown_subject_is_named_with_what_to_do(
+    spark: SparkSession, node: NodeProcess
+) -> None:
     send(node.address, "there", ["x"])
     assert "E105" in refusal(lambda: reader(spark, node, "their").load())
 
 
-def test_a_misspelt_option_is_refused_before_anything_runs(spark: SparkSession, node: NodeProcess) -> None:
+def test_a_misspelt_option_is_refused_before_anything_runs(
+    spark: SparkSession, node: NodeProcess
+) -> None:
     with pytest.raises(AnalysisException, match="did you mean 'startingOffsets'"):
         reader(spark, node, "there", startingOfsets="earliest").load().collect()
 
 
-def test_a_column_that_the_log_has_not_is_refused_with_the_nearest(spark: SparkSession, node: NodeProcess) -> None:
+def test_a_column_that_the_log_has_not_is_refused_with_the_nearest(
+    spark: SparkSession, node: NodeProcess
+) -> None:
     with pytest.raises(AnalysisException, match="did you mean 'sequence'"):
         reader(spark, node, "there").schema("sequenze bigint").load().collect()
 
@@ -154,6 +233,8 @@ def test_a_damaged_segment_is_an_error_that_names_it(spark: SparkSession, tmp_pa
     at = data.index(b"x" * 1000) + 500
     data[at] ^= 1
     segment.write_bytes(data)
-    said = refusal(lambda: spark.read.format("qmq").option("subscribe", "hurt").load(str(tmp_path / "node")))
+    said = refusal(
+        lambda: spark.read.format("qmq").option("subscribe", "hurt").load(str(tmp_path / "node"))
+    )
     assert "E401" in said
     assert segment.name in said

@@ -36,7 +36,9 @@ def test_alone_it_lists_every_job(words: list[str]) -> None:
     assert all(name in done.stdout for name in jobs.JOBS)
 
 
-def test_a_job_gets_its_words_untouched_and_gives_the_exit_status(asked: list[tuple[str, list[str]]]) -> None:
+def test_a_job_gets_its_words_untouched_and_gives_the_exit_status(
+    asked: list[tuple[str, list[str]]],
+) -> None:
     assert CliRunner().invoke(app, ["spark", "order-audit", *ORDER_AUDIT]).exit_code == 1
     assert asked == [("order-audit", ORDER_AUDIT)]
 
@@ -50,12 +52,22 @@ def test_an_unknown_job_is_refused_with_the_nearest_name() -> None:
 def test_without_the_extra_it_says_what_to_install() -> None:
     missing = "import sys; sys.modules.update(dict.fromkeys(['py4j', 'pyspark']))"
     program = f"{missing}; from qmq.cli.app import app; app(['spark', 'order_audit'])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
     said = re.sub("py4j|pyspark", "NAME", done.stderr)
-    assert said == "error: [E102] qmq spark needs another package (NAME is missing): pip install 'qmq[spark]'\n"
+    assert (
+        said
+        == "error: [E102] qmq spark needs another package (NAME is missing): pip install 'qmq[spark]'\n"
+    )
 
 
 def test_the_command_line_loads_nothing_of_spark_before_it_is_used() -> None:
     program = "import sys, qmq.cli.app; print(sorted({'pyspark', 'pyspark_qmq', 'pyarrow', 'matplotlib', 'py4j'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        == "[]\n"
+    )

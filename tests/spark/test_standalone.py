@@ -32,9 +32,20 @@ print(json.dumps({"counts": list(counts), "first": first.decode(), "last": last.
 
 def run(cluster: Standalone, program: str, *words: str) -> dict[str, object]:
     """Run a driver in a separate process. Returns the JSON that it printed."""
-    conf = {**fast_session.conf(), "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": fast_session.java_options()}
+    conf = {
+        **fast_session.conf(),
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": fast_session.java_options(),
+    }
     command = [sys.executable, "-c", program, cluster.url, json.dumps(conf), *words]
-    done = subprocess.run(command, env={**os.environ, "SPARK_LOCAL_IP": LOOPBACK}, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "SPARK_LOCAL_IP": LOOPBACK},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -48,7 +59,12 @@ async def test_a_cluster_reads_each_message_once_and_nothing_outlives_a_block_th
         await client.send_many("orders", [b"%06d" % number for number in range(MESSAGES)])
     with pytest.raises(ZeroDivisionError), standalone(tmp_path / "cluster") as cluster:
         found = run(cluster, READ, address)
-        assert found == {"counts": [MESSAGES] * 3, "first": "000000", "last": f"{MESSAGES - 1:06d}", "executors": 1}
+        assert found == {
+            "counts": [MESSAGES] * 3,
+            "first": "000000",
+            "last": f"{MESSAGES - 1:06d}",
+            "executors": 1,
+        }
         leaders = [cluster.master, cluster.worker]
         seen = [*leaders, *(each for leader in leaders for each in processes.members(leader))]
         assert {processes.state(each) for each in leaders} == {"running"}

@@ -29,7 +29,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 class Stream:
     """A query over a subject that keeps what each micro-batch gave, and can be run again and again from its checkpoint."""
 
-    def __init__(self, spark: SparkSession, server: str, folder: Path, subject: str, **options: Any) -> None:
+    def __init__(
+        self, spark: SparkSession, server: str, folder: Path, subject: str, **options: Any
+    ) -> None:
         self.folder = folder
         self.batches: dict[int, list[tuple[int, int, str, str]]] = {}
         self.raises_in: int | None = None
@@ -54,7 +56,9 @@ class Stream:
 
     def _keep(self, frame: DataFrame, number: int) -> None:
         rows = frame.select("partition", "sequence", "key", "body").collect()
-        key_of: Callable[[Any], str] = lambda value: bytes(value).decode() if value is not None else ""  # noqa: E731
+        key_of: Callable[[Any], str] = lambda value: (
+            bytes(value).decode() if value is not None else ""
+        )  # noqa: E731
         self.batches[number] = [(row[0], row[1], key_of(row[2]), key_of(row[3])) for row in rows]
         if number == self.raises_in:
             raise RuntimeError("injected")
@@ -66,8 +70,12 @@ class Stream:
 
     def offsets(self, number: int) -> Any:
         """The offsets in the checkpoint of a micro-batch."""
-        found = json.loads((self.folder / "checkpoint" / "offsets" / str(number)).read_text().splitlines()[-1])
-        assert all(queues.pop("messagesPerTask") > 0 for queues in found.values()), "of an unordered subject: where it was cut into tasks"
+        found = json.loads(
+            (self.folder / "checkpoint" / "offsets" / str(number)).read_text().splitlines()[-1]
+        )
+        assert all(queues.pop("messagesPerTask") > 0 for queues in found.values()), (
+            "of an unordered subject: where it was cut into tasks"
+        )
         return found
 
 
@@ -92,10 +100,14 @@ def test_a_trigger_takes_no_more_than_it_may_and_available_now_comes_to_an_end(
     progress = stream.run().recentProgress
     assert [len(rows) for rows in stream.batches.values()] == [30, 30, 30, 10]
     assert json.loads(progress[0]["sources"][0]["latestOffset"]) == {"limited": {"0@broker-0": 100}}
-    assert [lag(each) for each in progress if each["numInputRows"]] == [70, 40, 10, 0], "what is there and was not read yet"
+    assert [lag(each) for each in progress if each["numInputRows"]] == [70, 40, 10, 0], (
+        "what is there and was not read yet"
+    )
 
 
-def test_a_micro_batch_that_failed_is_repeated_row_for_row(spark: SparkSession, node: NodeProcess, tmp_path: Path) -> None:
+def test_a_micro_batch_that_failed_is_repeated_row_for_row(
+    spark: SparkSession, node: NodeProcess, tmp_path: Path
+) -> None:
     send(node.address, "again", [f"{number:04}" for number in range(50)])
     stream = Stream(spark, node.address, tmp_path, "again")
     stream.raises_in = 0
@@ -116,7 +128,11 @@ def test_a_stream_follows_splits_merges_and_moves_and_each_key_stays_in_order(
 
     def more(count: int) -> None:
         nonlocal sent
-        send_ordered(node.address, "follows", [(f"k{number % 11}", f"{number:05}") for number in range(sent, sent + count)])
+        send_ordered(
+            node.address,
+            "follows",
+            [(f"k{number % 11}", f"{number:05}") for number in range(sent, sent + count)],
+        )
         sent += count
 
     more(300)
@@ -138,7 +154,9 @@ def test_a_stream_follows_splits_merges_and_moves_and_each_key_stays_in_order(
             newest[key] = max(row[3] for row in of_key)
 
 
-def test_a_stream_from_the_latest_gives_what_comes_behind_its_start(spark: SparkSession, node: NodeProcess, tmp_path: Path) -> None:
+def test_a_stream_from_the_latest_gives_what_comes_behind_its_start(
+    spark: SparkSession, node: NodeProcess, tmp_path: Path
+) -> None:
     send(node.address, "latest", ["old"])
     stream = Stream(spark, node.address, tmp_path, "latest", startingOffsets="latest")
     stream.run()
@@ -147,7 +165,9 @@ def test_a_stream_from_the_latest_gives_what_comes_behind_its_start(spark: Spark
     assert stream.all == ["new"]
 
 
-def test_a_subject_that_appears_later_is_read_from_its_beginning(spark: SparkSession, node: NodeProcess, tmp_path: Path) -> None:
+def test_a_subject_that_appears_later_is_read_from_its_beginning(
+    spark: SparkSession, node: NodeProcess, tmp_path: Path
+) -> None:
     send(node.address, "grows.a", ["1"])
     frame = (
         spark.readStream.format("qmq")
@@ -164,7 +184,9 @@ def test_a_subject_that_appears_later_is_read_from_its_beginning(spark: SparkSes
     assert stream.all == ["1", "2"]
 
 
-def test_an_ordered_stream_from_files_needs_to_know_the_routes(spark: SparkSession, node: NodeProcess, tmp_path: Path) -> None:
+def test_an_ordered_stream_from_files_needs_to_know_the_routes(
+    spark: SparkSession, node: NodeProcess, tmp_path: Path
+) -> None:
     create_ordered(node.address, "routes")
     send_ordered(node.address, "routes", [("k", "1")])
     until_in_files(node.data, "routes", 1)

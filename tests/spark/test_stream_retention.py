@@ -28,7 +28,12 @@ class Reading:
         self.sequences: list[int] = []
 
     def run(self, **options: str) -> None:
-        frame = self._spark.readStream.format("qmq").option("subscribe", "a").option("startingOffsets", "earliest").options(**options)
+        frame = (
+            self._spark.readStream.format("qmq")
+            .option("subscribe", "a")
+            .option("startingOffsets", "earliest")
+            .options(**options)
+        )
         query = (
             frame.load(str(self._folder))
             .writeStream.foreachBatch(self._keep)
@@ -53,19 +58,25 @@ def lose_the_beginning(traffic: Traffic) -> int:
     return queue.start_sequence
 
 
-def test_a_stream_fails_with_the_missing_and_the_remaining_range(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
+def test_a_stream_fails_with_the_missing_and_the_remaining_range(
+    spark: SparkSession, traffic: Traffic, tmp_path: Path
+) -> None:
     traffic.send("a", count=5)
     mark(traffic.store)
     reading = Reading(spark, traffic.folder, tmp_path)
     reading.run()
     oldest = lose_the_beginning(traffic)
     assert oldest > 5
-    with pytest.raises(Exception, match=rf"E110.*messages 5 to {oldest - 1} of a/0@.*failOnDataLoss=false"):
+    with pytest.raises(
+        Exception, match=rf"E110.*messages 5 to {oldest - 1} of a/0@.*failOnDataLoss=false"
+    ):
         reading.run()
     assert reading.sequences == [0, 1, 2, 3, 4], "nothing was given that would hide the loss"
 
 
-def test_the_query_continues_with_the_rest_if_failondataloss_is_false(spark: SparkSession, traffic: Traffic, tmp_path: Path) -> None:
+def test_the_query_continues_with_the_rest_if_failondataloss_is_false(
+    spark: SparkSession, traffic: Traffic, tmp_path: Path
+) -> None:
     traffic.send("a", count=5)
     mark(traffic.store)
     reading = Reading(spark, traffic.folder, tmp_path)

@@ -30,7 +30,13 @@ class Mistake:
 
 
 REPLICATION_MISTAKES: Final = (
-    Mistake("lead without a majority's promises", "LeaderCompleteness", 16, "Judges(r) \\in Majorities(view[r].voters)", "Judges(r) # {}"),
+    Mistake(
+        "lead without a majority's promises",
+        "LeaderCompleteness",
+        16,
+        "Judges(r) \\in Majorities(view[r].voters)",
+        "Judges(r) # {}",
+    ),
     Mistake(
         "lead though another replica is ahead",
         "LeaderCompleteness",
@@ -55,7 +61,12 @@ REPLICATION_MISTAKES: Final = (
         {"MaxKills": 1},
     ),
     Mistake(
-        "let replicas in doubt judge", "LeaderCompleteness", 21, "ELSE {p \\in found : promises[r][p].whole}", "ELSE found", {"MaxCuts": 1}
+        "let replicas in doubt judge",
+        "LeaderCompleteness",
+        21,
+        "ELSE {p \\in found : promises[r][p].whole}",
+        "ELSE found",
+        {"MaxCuts": 1},
     ),
     Mistake(
         "become whole as soon as in step",
@@ -109,7 +120,13 @@ ORDERING_MISTAKES: Final = (
         "v \\in 1..Latest}\n    /\\ lanes",
         {"MaxMessages": 2, "Keys": "{k}"},
     ),
-    Mistake("leave a sealed partition before its end", "NothingSkipped", 10, f"IsSealed(pp) /\\ {FINISHED}", "IsSealed(pp)"),
+    Mistake(
+        "leave a sealed partition before its end",
+        "NothingSkipped",
+        10,
+        f"IsSealed(pp) /\\ {FINISHED}",
+        "IsSealed(pp)",
+    ),
     Mistake(
         "take missing progress for done",
         "NothingSkipped",
@@ -148,7 +165,14 @@ ORDERING_MISTAKES: Final = (
         "    /\\ Head(outstanding[pp]) \\in Elements(logs[pp]) \\union Elements(accepted[pp])",
         {"MaxFences": 1, "Keys": "{k}"},
     ),
-    Mistake("refuse what is stored", "StoredOnce", 14, "    /\\ Head(outstanding[pp]) \\notin Elements(logs[pp])\n", "", {"Keys": "{k}"}),
+    Mistake(
+        "refuse what is stored",
+        "StoredOnce",
+        14,
+        "    /\\ Head(outstanding[pp]) \\notin Elements(logs[pp])\n",
+        "",
+        {"Keys": "{k}"},
+    ),
     Mistake(
         "leave a partition when any of its keys is finished",
         "NothingSkipped",

@@ -82,7 +82,14 @@ REPLICATION: Final = Model(
         "MaxCuts": 0,
     },
     symmetric=("FirstVoters",),
-    invariants=("ElectionSafety", "LogMatching", "LeaderCompleteness", "StateMachineSafety", "Honesty", "InStep"),
+    invariants=(
+        "ElectionSafety",
+        "LogMatching",
+        "LeaderCompleteness",
+        "StateMachineSafety",
+        "Honesty",
+        "InStep",
+    ),
     more=("CONSTRAINT InLimits", "VIEW View"),
 )
 ORDERING: Final = Model(
@@ -98,7 +105,14 @@ ORDERING: Final = Model(
         "MaxParked": 0,
     },
     symmetric=("Keys", "Consumers"),
-    invariants=("Order", "StoredInOrder", "StoredOnce", "NothingLost", "NothingSkipped", "SealedForEver"),
+    invariants=(
+        "Order",
+        "StoredInOrder",
+        "StoredOnce",
+        "NothingLost",
+        "NothingSkipped",
+        "SealedForEver",
+    ),
 )
 
 
@@ -108,7 +122,12 @@ def is_there() -> bool:
 
 
 def check(
-    model: Model, folder: Path, *, text: str | None = None, workers: int = 1, progress: Callable[[str], None] | None = None
+    model: Model,
+    folder: Path,
+    *,
+    text: str | None = None,
+    workers: int = 1,
+    progress: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Explore all states of a model within its limits, with `text` instead of the specification's own. `progress` gets TLC's lines.
     Raises RuntimeError where TLC cannot read it.
@@ -116,12 +135,35 @@ def check(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{model.name}.tla").write_text(model.text if text is None else text)
     permutations = " \\union ".join(f"Permutations({name})" for name in model.symmetric)
-    (folder / "Model.tla").write_text(f"---- MODULE Model ----\nEXTENDS {model.name}\nSymmetry == {permutations}\n====\n")
+    (folder / "Model.tla").write_text(
+        f"---- MODULE Model ----\nEXTENDS {model.name}\nSymmetry == {permutations}\n====\n"
+    )
     (folder / "Model.cfg").write_text(model.configuration)
-    java = ["java", "-XX:+UseParallelGC", HEAP, f"-Djava.io.tmpdir={folder}", "-cp", str(JAR), "tlc2.TLC"]
-    command = [*java, "-workers", str(workers), "-fp", "1", "-config", "Model.cfg", "-metadir", str(folder / "states"), "Model.tla"]
+    java = [
+        "java",
+        "-XX:+UseParallelGC",
+        HEAP,
+        f"-Djava.io.tmpdir={folder}",
+        "-cp",
+        str(JAR),
+        "tlc2.TLC",
+    ]
+    command = [
+        *java,
+        "-workers",
+        str(workers),
+        "-fp",
+        "1",
+        "-config",
+        "Model.cfg",
+        "-metadir",
+        str(folder / "states"),
+        "Model.tla",
+    ]
     lines = []
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         for line in process.stdout or ():
             lines.append(line)
             if progress is not None and line.startswith("Progress"):
@@ -155,21 +197,52 @@ class TraceVerdict:
 
 
 def check_trace(
-    name: str, constants: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], folder: Path, *, text: str | None = None
+    name: str,
+    constants: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    folder: Path,
+    *,
+    text: str | None = None,
 ) -> TraceVerdict:
     """Check a trace against the specification `name` (by `nameTrace.tla`), or `text` instead of it. Raises RuntimeError where TLC cannot
     read it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.tla").write_text((SPECIFICATIONS / f"{name}.tla").read_text() if text is None else text)
+    (folder / f"{name}.tla").write_text(
+        (SPECIFICATIONS / f"{name}.tla").read_text() if text is None else text
+    )
     shutil.copy(SPECIFICATIONS / f"{name}Trace.tla", folder)
     values = {**constants, "Lines": list(lines)}
     definitions = "\n".join(f"The{key} == {as_tla(value)}" for key, value in values.items())
-    (folder / "Trace.tla").write_text(f"---- MODULE Trace ----\nEXTENDS {name}Trace\n{definitions}\n====\n")
+    (folder / "Trace.tla").write_text(
+        f"---- MODULE Trace ----\nEXTENDS {name}Trace\n{definitions}\n====\n"
+    )
     given = "\n".join(f"  {key} <- The{key}" for key in values)
-    (folder / "Trace.cfg").write_text(f"SPECIFICATION TraceSpec\nCONSTANTS\n{given}\nCHECK_DEADLOCK FALSE\n")
-    java = ["java", "-XX:+UseSerialGC", "-Xmx2g", "-Xss64m", f"-Djava.io.tmpdir={folder}", "-cp", str(JAR), "tlc2.TLC"]
-    command = [*java, "-workers", "1", "-fp", "1", "-config", "Trace.cfg", "-metadir", str(folder / "states"), "Trace.tla"]
+    (folder / "Trace.cfg").write_text(
+        f"SPECIFICATION TraceSpec\nCONSTANTS\n{given}\nCHECK_DEADLOCK FALSE\n"
+    )
+    java = [
+        "java",
+        "-XX:+UseSerialGC",
+        "-Xmx2g",
+        "-Xss64m",
+        f"-Djava.io.tmpdir={folder}",
+        "-cp",
+        str(JAR),
+        "tlc2.TLC",
+    ]
+    command = [
+        *java,
+        "-workers",
+        "1",
+        "-fp",
+        "1",
+        "-config",
+        "Trace.cfg",
+        "-metadir",
+        str(folder / "states"),
+        "Trace.tla",
+    ]
     output = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
     depth = re.search(r"The depth of the complete state graph search is (\d+)", output)
     if depth is None or "No error has been found" not in output:

@@ -200,10 +200,24 @@ class _Writer:
         }
         for each in self._found:
             take[type(each)](each)  # type: ignore[operator]
-        consumers = {each.consumer for each in self._found if isinstance(each, Granted | Given | Handled)}
+        consumers = {
+            each.consumer for each in self._found if isinstance(each, Granted | Given | Handled)
+        }
         limits = dict.fromkeys(("MaxMessages", "MaxFences", "MaxToken", "MaxParked"), UNLIMITED)
-        last = max([*self._parts, *(number for route in self._routes for number in route.values()), *_targets(self._found)])
-        constants = {"Keys": set(self._lps), "Consumers": consumers or {"nobody else"}, "Nobody": "nobody", "MaxPartition": last, **limits}
+        last = max(
+            [
+                *self._parts,
+                *(number for route in self._routes for number in route.values()),
+                *_targets(self._found),
+            ]
+        )
+        constants = {
+            "Keys": set(self._lps),
+            "Consumers": consumers or {"nobody else"},
+            "Nobody": "nobody",
+            "MaxPartition": last,
+            **limits,
+        }
         constants["FirstRoute"] = self._routes[0]
         return OrderingLines(constants, self._lines)
 
@@ -285,7 +299,11 @@ class _Writer:
 
     def _settle_outcomes(self, number: int, part: _Partition, key: str) -> None:
         """The producer has to know what became of the key's messages on another partition: it was answered, or gives them up."""
-        while any(each[0] == key for each in part.outstanding) and part.outstanding[0] in part.log and not self._is_again(part):
+        while (
+            any(each[0] == key for each in part.outstanding)
+            and part.outstanding[0] in part.log
+            and not self._is_again(part)
+        ):
             self._answer(number, part)
         if any(each[0] == key for each in part.outstanding):
             self._add("GiveUp", pp=number)
@@ -351,8 +369,12 @@ class _Writer:
             if not lane.holder or lane.given.get(each.token) != lane.token:
                 continue
             hand = self._hands.get((lane.holder, key))
-            if (hand is None or hand.partition != each.partition) and self._next(each.partition, key, lane.done):
-                self._pull(lane.holder, each.partition, key)  # its handlers may get what it pulled before
+            if (hand is None or hand.partition != each.partition) and self._next(
+                each.partition, key, lane.done
+            ):
+                self._pull(
+                    lane.holder, each.partition, key
+                )  # its handlers may get what it pulled before
             lane.holder = ""
             self._add("Revoke", pp=each.partition, k=key)
 
@@ -369,9 +391,13 @@ class _Writer:
         if (consumer, key) in self._hands:
             self._add("Drop", c=consumer, k=key)
         self._add("Pull", c=consumer, pp=partition, k=key)
-        self._hands[consumer, key] = _Hand(partition, self._next(partition, key, lane.done), lane.token)
+        self._hands[consumer, key] = _Hand(
+            partition, self._next(partition, key, lane.done), lane.token
+        )
 
-    def _reach(self, consumer: str, partition: int, key: str, position: int, token: int | None = None) -> None:
+    def _reach(
+        self, consumer: str, partition: int, key: str, position: int, token: int | None = None
+    ) -> None:
         """The consumer has the key's message at a position."""
         hand, lane = self._hands.get((consumer, key)), self._lanes[partition, key]
         is_usable = (
@@ -464,15 +490,22 @@ class _Writer:
             self._reach(consumer, partition, key, before.position)
 
 
-def _keys_of(found: Iterable[Observation], logical_partitions: int) -> tuple[dict[str, bytes], dict[str, int]]:
+def _keys_of(
+    found: Iterable[Observation], logical_partitions: int
+) -> tuple[dict[str, bytes], dict[str, int]]:
     """(the messages' keys by their names, the logical partitions of all keys)."""
     lps = {each.key: each.lp for each in found if isinstance(each, Made)}
     names = {f"k{number}": key for number, key in enumerate(lps, 1)}
     empty = sorted(set(range(logical_partitions)) - set(lps.values()))
-    return names, {**{name: lps[key] for name, key in names.items()}, **{f"lp{lp}": lp for lp in empty}}
+    return names, {
+        **{name: lps[key] for name, key in names.items()},
+        **{f"lp{lp}": lp for lp in empty},
+    }
 
 
-def _late(found: Sequence[Observation], names: Mapping[bytes, str]) -> dict[int, list[tuple[str, int]]]:
+def _late(
+    found: Sequence[Observation], names: Mapping[bytes, str]
+) -> dict[int, list[tuple[str, int]]]:
     """Of each fenced partition: what it commits after the fence and appended before."""
     late: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
     fenced = dict[int, int]()
@@ -500,13 +533,22 @@ def _copied(found: Iterable[Observation], names: Mapping[bytes, str]) -> set[tup
 def _after(route: Mapping[str, int], change: Change, lps: Mapping[str, int]) -> dict[str, int]:
     """Where the keys are after a change."""
     return {
-        key: next((part.number for part in change.targets if part.range.first <= lps[key] < part.range.end), number)
+        key: next(
+            (
+                part.number
+                for part in change.targets
+                if part.range.first <= lps[key] < part.range.end
+            ),
+            number,
+        )
         for key, number in route.items()
     }
 
 
 def _targets(found: Iterable[Observation]) -> list[int]:
-    return [part.number for each in found if isinstance(each, Changed) for part in each.change.targets]
+    return [
+        part.number for each in found if isinstance(each, Changed) for part in each.change.targets
+    ]
 
 
 def _has(ranges: Iterable[tuple[int, int]], sequence: int) -> bool:
@@ -515,9 +557,22 @@ def _has(ranges: Iterable[tuple[int, int]], sequence: int) -> bool:
 
 Bug = Callable[[], AbstractContextManager[None]]
 
-FENCING: Final = {"is_lease": True, "change_every_ms": 10_000, "fault_every_ms": 3_000, "faults": ("hide_group",), "consumers": 1}
+FENCING: Final = {
+    "is_lease": True,
+    "change_every_ms": 10_000,
+    "fault_every_ms": 3_000,
+    "faults": ("hide_group",),
+    "consumers": 1,
+}
 METASERVERS: Final = {"metaservers": 3, "arrow_stall": 0.5, "change_every_ms": 700, "handler_ms": 5}
-LANES: Final = {"consumers": 3, "keys": 8, "concurrency": 1, "handler_ms": 200, "send_every_ms": 700, "gate": "lanes"}
+LANES: Final = {
+    "consumers": 3,
+    "keys": 8,
+    "concurrency": 1,
+    "handler_ms": 200,
+    "send_every_ms": 700,
+    "gate": "lanes",
+}
 SEVERAL: Final = {
     **LANES,
     "metaservers": 3,
@@ -528,33 +583,89 @@ SEVERAL: Final = {
     "changes": ("move", "split", "split_many"),
 }
 SLOW: Final = {**LANES, "handler_ms": 1_000}
-WRITES: Final = {**SLOW, "consumers": 1, "keys": 2, "send_every_ms": 300, "faults": ("disk_full",), "fault_every_ms": 1_000}
-AIMED: Final = {"send_every_ms": 300, "consumers": 1, "aim": 1.0, "change_every_ms": 2_000, "faults": ("silence_group", "cut_connections")}
+WRITES: Final = {
+    **SLOW,
+    "consumers": 1,
+    "keys": 2,
+    "send_every_ms": 300,
+    "faults": ("disk_full",),
+    "fault_every_ms": 1_000,
+}
+AIMED: Final = {
+    "send_every_ms": 300,
+    "consumers": 1,
+    "aim": 1.0,
+    "change_every_ms": 2_000,
+    "faults": ("silence_group", "cut_connections"),
+}
 NEEDS: Final[dict[str, dict[str, Any]]] = {
     "prepare a change without comparing the latest version": METASERVERS,
     "call a change sealed without comparing": METASERVERS,
     "publish without comparing": METASERVERS,
     "put a frontier without comparing": SEVERAL,
-    "advance when the first of several sources is finished": {**SLOW, "partitions": 3, "changes": ("merge", "split_many")},
-    "open a range when another one of its source is finished": {**LANES, "partitions": 1, "changes": ("move", "split")},
+    "advance when the first of several sources is finished": {
+        **SLOW,
+        "partitions": 3,
+        "changes": ("merge", "split_many"),
+    },
+    "open a range when another one of its source is finished": {
+        **LANES,
+        "partitions": 1,
+        "changes": ("move", "split"),
+    },
     "skip a version": {**SLOW, "change_every_ms": 700, "changes": ("move", "split")},
-    "leave parked keys behind when a group moves on": {"on_failure": "park", "handler_fails": 0.2, "changes": ("move", "split")},
-    "park a message without what follows for its key": {"on_failure": "park", "handler_fails": 0.2, "prefetch": 40},
+    "leave parked keys behind when a group moves on": {
+        "on_failure": "park",
+        "handler_fails": 0.2,
+        "changes": ("move", "split"),
+    },
+    "park a message without what follows for its key": {
+        "on_failure": "park",
+        "handler_fails": 0.2,
+        "prefetch": 40,
+    },
     "fence without waiting for the lease": FENCING,
-    "fence without comparing the master's key": {**FENCING, "faults": ("hide_group", "isolate_group_long"), "aim": 1.0},
+    "fence without comparing the master's key": {
+        **FENCING,
+        "faults": ("hide_group", "isolate_group_long"),
+        "aim": 1.0,
+    },
     "never end the right by the clock": FENCING,
-    "keep the right for longer than the lease": {**FENCING, "send_every_ms": 300, "concurrency": 1, "handler_ms": 1_000},
+    "keep the right for longer than the lease": {
+        **FENCING,
+        "send_every_ms": 300,
+        "concurrency": 1,
+        "handler_ms": 1_000,
+    },
     "do not list the fences under a new lease": FENCING,
-    "report a lane finished before that is committed": {"change_every_ms": 1_000, "faults": ("stall_group",), "fault_every_ms": 1_000},
+    "report a lane finished before that is committed": {
+        "change_every_ms": 1_000,
+        "faults": ("stall_group",),
+        "fault_every_ms": 1_000,
+    },
     "take a lane over while its lease runs": {
         **SLOW,
         "prefetch": 40,
         "faults": ("join_consumer", "isolate_client"),
         "fault_every_ms": 1_500,
     },
-    "hand out after the lease may be over": {**SLOW, "prefetch": 40, "faults": ("pause_consumer_long",), "fault_every_ms": 1_500},
-    "let a zombie's verdicts count": {**SLOW, "prefetch": 40, "faults": ("pause_consumer_long", "isolate_client"), "fault_every_ms": 1_500},
-    "continue with what was held under a token that is void": {**SLOW, "prefetch": 40, "faults": ("pause_consumer_long", "isolate_client")},
+    "hand out after the lease may be over": {
+        **SLOW,
+        "prefetch": 40,
+        "faults": ("pause_consumer_long",),
+        "fault_every_ms": 1_500,
+    },
+    "let a zombie's verdicts count": {
+        **SLOW,
+        "prefetch": 40,
+        "faults": ("pause_consumer_long", "isolate_client"),
+        "fault_every_ms": 1_500,
+    },
+    "continue with what was held under a token that is void": {
+        **SLOW,
+        "prefetch": 40,
+        "faults": ("pause_consumer_long", "isolate_client"),
+    },
     "count as done what is another lane's": {**SLOW, "partitions": 1},
     "take batches without looking for gaps in their numbers": WRITES,
     "say of a batch that is stored that it is not, once sealed": AIMED,
@@ -637,13 +748,21 @@ def _plan(seed: int, needs: Mapping[str, Any]) -> Plan:
     return replace(plan, **needs)
 
 
-def traced(seed: int, observations_max: int, bug: Bug | None = None, needs: Mapping[str, Any] | None = None) -> Tracer:
+def traced(
+    seed: int, observations_max: int, bug: Bug | None = None, needs: Mapping[str, Any] | None = None
+) -> Tracer:
     """What is seen of a seed's run: of one producer and one group, without messages that fail. With a bug, the simulator's checks are off;
     `needs` replaces values of the plan.
     """
     tracer = Tracer(SUBJECT, "g", observations_max, lambda body: int(body.rpartition(b"/")[2]))
     simulation_class = TracedSimulation if bug is None else UncheckedSimulation
-    result = simulate(seed, None if bug is None else bug(), plan=_plan(seed, needs or {}), tracer=tracer, simulation_class=simulation_class)
+    result = simulate(
+        seed,
+        None if bug is None else bug(),
+        plan=_plan(seed, needs or {}),
+        tracer=tracer,
+        simulation_class=simulation_class,
+    )
     if result.failure and bug is None:
         raise RuntimeError(f"seed {seed}: {result.failure}")
     return tracer

@@ -87,7 +87,10 @@ class TracedNode(Node):
     def kill(self) -> None:
         """See Node."""
         if self.is_up:
-            if self.disk.state.is_whole != self.tracer.is_whole or self.disk.state.promised != self.tracer.promised:
+            if (
+                self.disk.state.is_whole != self.tracer.is_whole
+                or self.disk.state.promised != self.tracer.promised
+            ):
                 self.tracer.ends_trace("death between two writes")
             self.tracer.killed()
         super().kill()
@@ -120,7 +123,9 @@ class TracedNode(Node):
         if self.core is not None:
             self.tracer.begins_to_carry_out(self.core)
         super()._carry_out()
-        if self.core is not None and self._unsaved is None:  # what waits for room on the disk is not shown before it is saved
+        if (
+            self.core is not None and self._unsaved is None
+        ):  # what waits for room on the disk is not shown before it is saved
             self.tracer.shows(self.core)
 
     def _failpoint(self, weight: int = 1) -> None:
@@ -149,7 +154,9 @@ class TracedNode(Node):
         core = self.core
         if core is not None and self.boot == boot:
             for to, message in core.state.ready.messages:
-                if isinstance(message, Ack):  # it is sent with the next messages, which may be of a later epoch
+                if isinstance(
+                    message, Ack
+                ):  # it is sent with the next messages, which may be of a later epoch
                     self.tracer.sends(core, to, message)
 
     def _committed(self, index: int) -> None:
@@ -177,7 +184,9 @@ def trace(seed: int, lines_max: int, bug: type[Node] | None = None) -> Trace:
     if bug is None:
         simulation = TracedSimulation(seed, found, plan, TracedNode)
     else:
-        simulation = UncheckedSimulation(seed, found, plan, type("TracedBug", (TracedNode, bug), {}))
+        simulation = UncheckedSimulation(
+            seed, found, plan, type("TracedBug", (TracedNode, bug), {})
+        )
     simulation.world.after(1_000, simulation.propose_often)
     simulation.nemesis.begin()
     try:
@@ -214,7 +223,10 @@ def trace_of_a_late_promise() -> tuple[Trace, list[Line], list[Line]]:
     emptied = len(found.lines)
     world.run(world.now + SPELL_MS)
     assert not found.end, f"the trace ends early: {found.end}"
-    full, after = ([line for line in part if line["r"] == slave.name] for part in (found.lines[filled:emptied], found.lines[emptied:]))
+    full, after = (
+        [line for line in part if line["r"] == slave.name]
+        for part in (found.lines[filled:emptied], found.lines[emptied:])
+    )
     return found, full, after
 
 
@@ -282,10 +294,16 @@ LIMITS: Final = ("MaxEpoch", "MaxLength", "MaxMessages", "MaxChanges", "MaxKills
 
 def check_replicas(found: Trace, folder: Path) -> TraceVerdict:
     """Whether a trace is a behaviour of the specification."""
-    constants = {"Replicas": set(found.replicas), "FirstVoters": set(found.voters), **dict.fromkeys(LIMITS, UNLIMITED)}
+    constants = {
+        "Replicas": set(found.replicas),
+        "FirstVoters": set(found.voters),
+        **dict.fromkeys(LIMITS, UNLIMITED),
+    }
     return check_trace("Replication", constants, found.lines, folder)
 
 
-def check_seed(seed: int, lines_max: int, folder: Path, bug: type[Node] | None = None) -> TraceVerdict:
+def check_seed(
+    seed: int, lines_max: int, folder: Path, bug: type[Node] | None = None
+) -> TraceVerdict:
     """Whether the first lines of a seed's trace are a behaviour of the specification."""
     return check_replicas(trace(seed, lines_max, bug), folder)

@@ -11,15 +11,41 @@ from typing import Final
 
 import pytest
 from ordersim.bugs import BUGS
-from ordersim.tracer import Changed, Fenced, Granted, Handled, Inherited, Moved, Observation, Released, Sealed, Settled, Stored
+from ordersim.tracer import (
+    Changed,
+    Fenced,
+    Granted,
+    Handled,
+    Inherited,
+    Moved,
+    Observation,
+    Released,
+    Sealed,
+    Settled,
+    Stored,
+)
 from support import forms
 
 from specs.model_checker import check_trace, is_there
-from specs.ordering_traces import NEEDS, REFUSED_AT, check_observations, check_ordering_seed, ordering_lines, traced
+from specs.ordering_traces import (
+    NEEDS,
+    REFUSED_AT,
+    check_observations,
+    check_ordering_seed,
+    ordering_lines,
+    traced,
+)
 
-pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.sampled,
+    pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges"),
+]
 
-EARLY: Final = ("publish before the sources are sealed", "prepare a change without comparing the latest version")
+EARLY: Final = (
+    "publish before the sources are sealed",
+    "prepare a change without comparing the latest version",
+)
 """Those that are refused soon."""
 EXTRA_SEEDS: Final = 20
 """When the code changes, so do the traces: from its remembered seed on, a bug may take so many more."""
@@ -45,8 +71,14 @@ def with_a_message_behind_its_seal(found: Observations) -> Observations:
     at = next(at for at, each in enumerate(found) if isinstance(each, Sealed))
     seal = found[at]
     assert isinstance(seal, Sealed)
-    late = next(each for each in found if isinstance(each, Stored) and each.partition != seal.partition)
-    return [*found[: at + 1], replace(late, partition=seal.partition, sequence=seal.sequence + 1), *found[at + 1 :]]
+    late = next(
+        each for each in found if isinstance(each, Stored) and each.partition != seal.partition
+    )
+    return [
+        *found[: at + 1],
+        replace(late, partition=seal.partition, sequence=seal.sequence + 1),
+        *found[at + 1 :],
+    ]
 
 
 def with_a_message_stored_twice(found: Observations) -> Observations:
@@ -57,7 +89,11 @@ def with_a_message_stored_twice(found: Observations) -> Observations:
 def with_a_message_that_no_handler_got(found: Observations) -> Observations:
     unseen = next(each for each in found if isinstance(each, Handled))
     where = (unseen.partition, unseen.sequence)
-    return [each for each in found if not isinstance(each, Handled) or (each.partition, each.sequence) != where]
+    return [
+        each
+        for each in found
+        if not isinstance(each, Handled) or (each.partition, each.sequence) != where
+    ]
 
 
 def with_a_lane_of_two_consumers(found: Observations) -> Observations:
@@ -75,7 +111,9 @@ def with_a_parked_key_left_behind(found: Observations) -> Observations:
 
 
 def with_a_fence_while_there_is_a_master(found: Observations) -> Observations:
-    at, change = next((at, each.change) for at, each in enumerate(found) if isinstance(each, Changed))
+    at, change = next(
+        (at, each.change) for at, each in enumerate(found) if isinstance(each, Changed)
+    )
     return [*found[: at + 1], Fenced(change.sources[0], 0, is_led=True), *found[at + 1 :]]
 
 
@@ -92,24 +130,33 @@ def with_a_fence_while_there_is_a_master(found: Observations) -> Observations:
         with_a_fence_while_there_is_a_master,
     ],
 )
-def test_a_run_with_a_planted_event_is_refused(plant: Callable[[Observations], Observations], tmp_path: Path) -> None:
+def test_a_run_with_a_planted_event_is_refused(
+    plant: Callable[[Observations], Observations], tmp_path: Path
+) -> None:
     found = ordering_lines(plant(list(a_run())))
     assert not check_trace("Ordering", found.constants, found.lines, tmp_path).is_accepted
 
 
 def test_that_run_is_allowed_without_a_planted_event(tmp_path: Path) -> None:
     found = ordering_lines(a_run())
-    assert {"Publish", "Revoke", "Advance", "Park", "Inherit"} <= {line["do"] for line in found.lines}
+    assert {"Publish", "Revoke", "Advance", "Park", "Inherit"} <= {
+        line["do"] for line in found.lines
+    }
     assert check_trace("Ordering", found.constants, found.lines, tmp_path).is_accepted
 
 
 def test_a_consumer_may_attach_late_to_a_partition_that_its_group_has_left(tmp_path: Path) -> None:
     run = a_run()
     moved = next(
-        each for each in reversed(run) if isinstance(each, Moved) and all(piece.version > 1 for piece in each.group.frontier.pieces)
+        each
+        for each in reversed(run)
+        if isinstance(each, Moved)
+        and all(piece.version > 1 for piece in each.group.frontier.pieces)
     )
     first = next(each for each in run if isinstance(each, Granted))
-    late = [Released(first.partition, token) for token in range(1, 20)] + [Granted(first.partition, first.range, "late")]
+    late = [Released(first.partition, token) for token in range(1, 20)] + [
+        Granted(first.partition, first.range, "late")
+    ]
     at = run.index(moved) + 1
     found = ordering_lines([*run[:at], *late])
     assert found.lines[-1]["do"] == "Attach"
@@ -121,13 +168,20 @@ def test_a_consumer_may_attach_late_to_a_partition_that_its_group_has_left(tmp_p
 def test_a_simulated_cluster_does_what_the_specification_allows(tmp_path: Path) -> None:
     for seed in random.Random(forms.SEED).sample(range(100_000), 3):
         verdict = check_ordering_seed(seed, 400, tmp_path / str(seed))
-        assert verdict.is_accepted, f"seed {seed}: line {verdict.taken + 1} of {verdict.lines}: {verdict.refused}"
+        assert verdict.is_accepted, (
+            f"seed {seed}: line {verdict.taken + 1} of {verdict.lines}: {verdict.refused}"
+        )
 
 
-@pytest.mark.parametrize("bug", [pytest.param(each, marks=[] if each in EARLY else pytest.mark.longest) for each in REFUSED_AT])
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(each, marks=[] if each in EARLY else pytest.mark.longest) for each in REFUSED_AT],
+)
 def test_what_a_planted_bug_does_is_refused(bug: str, tmp_path: Path) -> None:
     for seed in range(REFUSED_AT[bug], REFUSED_AT[bug] + EXTRA_SEEDS):
-        own, found = (traced(seed, LINES, planted, NEEDS.get(bug)).found for planted in (None, BUGS[bug]))
+        own, found = (
+            traced(seed, LINES, planted, NEEDS.get(bug)).found for planted in (None, BUGS[bug])
+        )
         if found != own and not check_observations(found, tmp_path / f"{seed}").is_accepted:
             assert check_observations(own, tmp_path / f"own {seed}").is_accepted
             return

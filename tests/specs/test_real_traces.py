@@ -14,7 +14,11 @@ from specs.ordering_traces import ordering_lines
 from specs.replication_traces import check_replicas
 from specs.traced_cluster import KEYS, ROUNDS, a_replicated_run, an_ordered_run
 
-pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.sampled,
+    pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges"),
+]
 
 
 async def test_a_real_cluster_does_with_ordered_messages_what_is_specified(tmp_path: Path) -> None:

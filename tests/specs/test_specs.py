@@ -9,7 +9,11 @@ import pytest
 from specs.mistakes import PLANTED, Mistake
 from specs.model_checker import ORDERING, REPLICATION, Model, check, is_there
 
-pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.sampled,
+    pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges"),
+]
 
 
 @pytest.mark.parametrize(
@@ -19,12 +23,16 @@ pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_t
         pytest.param(ORDERING, id="ordering"),
     ],
 )
-def test_a_specification_holds_in_every_state_of_a_small_model(model: Model, tmp_path: Path) -> None:
+def test_a_specification_holds_in_every_state_of_a_small_model(
+    model: Model, tmp_path: Path
+) -> None:
     verdict = check(model, tmp_path)
     assert verdict.violated is None, verdict.output[-4000:]
 
 
-@pytest.mark.parametrize(("model", "mistake"), [pytest.param(*each, id=each[1].name) for each in PLANTED])
+@pytest.mark.parametrize(
+    ("model", "mistake"), [pytest.param(*each, id=each[1].name) for each in PLANTED]
+)
 def test_a_planted_mistake_is_found(model: Model, mistake: Mistake, tmp_path: Path) -> None:
     verdict = check(model.within(**mistake.limits), tmp_path, text=mistake.made_in(model.text))
     assert (verdict.violated, verdict.steps) == (mistake.breaks, mistake.steps)

@@ -13,9 +13,19 @@ from sim.bugs import BUGS
 from support import forms
 
 from specs.model_checker import is_there
-from specs.replication_traces import REFUSED_AT, check_replicas, check_seed, trace, trace_of_a_late_promise
+from specs.replication_traces import (
+    REFUSED_AT,
+    check_replicas,
+    check_seed,
+    trace,
+    trace_of_a_late_promise,
+)
 
-pytestmark = [pytest.mark.long, pytest.mark.sampled, pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.sampled,
+    pytest.mark.skipif(not is_there(), reason="needs Java, and TLC: scripts/judges"),
+]
 
 EARLY: Final = (
     "commit without the others",
@@ -33,7 +43,9 @@ LINES: Final = 1_000
 def test_a_simulated_group_does_what_the_specification_allows(tmp_path: Path) -> None:
     for seed in random.Random(forms.SEED).sample(range(100_000), 3):
         verdict = check_seed(seed, 400, tmp_path / str(seed))
-        assert verdict.is_accepted, f"seed {seed}: line {verdict.taken + 1} of {verdict.lines}: {verdict.refused}"
+        assert verdict.is_accepted, (
+            f"seed {seed}: line {verdict.taken + 1} of {verdict.lines}: {verdict.refused}"
+        )
 
 
 def test_a_promise_that_waits_for_room_on_the_disk_is_allowed(tmp_path: Path) -> None:
@@ -41,10 +53,16 @@ def test_a_promise_that_waits_for_room_on_the_disk_is_allowed(tmp_path: Path) ->
     assert verdict.is_accepted, f"line {verdict.taken + 1} of {verdict.lines}: {verdict.refused}"
 
 
-@pytest.mark.parametrize("bug", [pytest.param(each, marks=[] if each in EARLY else pytest.mark.longest) for each in REFUSED_AT])
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(each, marks=[] if each in EARLY else pytest.mark.longest) for each in REFUSED_AT],
+)
 def test_what_a_planted_bug_does_is_refused(bug: str, tmp_path: Path) -> None:
     for seed in range(REFUSED_AT[bug], REFUSED_AT[bug] + EXTRA_SEEDS):
         found = trace(seed, LINES, BUGS[bug])
-        if found.lines != trace(seed, LINES).lines and not check_replicas(found, tmp_path / str(seed)).is_accepted:
+        if (
+            found.lines != trace(seed, LINES).lines
+            and not check_replicas(found, tmp_path / str(seed)).is_accepted
+        ):
             return
     pytest.fail(f"TLC allows what this bug does from seed {REFUSED_AT[bug]} on")

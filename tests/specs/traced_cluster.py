@@ -39,12 +39,21 @@ from qmq.wire.frame import Frame
 class TracedStore(EmbeddedStore):
     """A coordination store that shows what it stores."""
 
-    def __init__(self, monotonic_s: Callable[[], float], show: Callable[[str, bytes, Callable[[str], bool]], None]) -> None:
+    def __init__(
+        self,
+        monotonic_s: Callable[[], float],
+        show: Callable[[str, bytes, Callable[[str], bool]], None],
+    ) -> None:
         """`show` gets each key, its new value, and what says whether the store has a key."""
         super().__init__(monotonic_s=monotonic_s)
         self._show = show
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         result = await super().txn(compares, success, failure)  # it never waits
         for operation in success if result.succeeded else failure:
             if isinstance(operation, Put):
@@ -65,7 +74,9 @@ class TracedDriver(Driver):
     def _handle(self, ready: Ready) -> None:
         super()._handle(ready)
         if ready.commit is not None and not self.is_waiting:
-            for entry in self._committed_logs.read(self.identity.group, self.host.store, ready.commit):
+            for entry in self._committed_logs.read(
+                self.identity.group, self.host.store, ready.commit
+            ):
                 self._tracer.entry(entry)
 
 
@@ -80,7 +91,9 @@ def traced_cluster(tracer: Tracer, *, brokers: int, groups: int) -> TestCluster:
         brokers=brokers,
         groups=groups,
         delay=False,
-        make_driver=lambda *args, **options: TracedDriver(*args, logs=logs, tracer=tracer, **options),
+        make_driver=lambda *args, **options: TracedDriver(
+            *args, logs=logs, tracer=tracer, **options
+        ),
         make_store=lambda monotonic_s: TracedStore(monotonic_s, show),
     )
 
@@ -163,20 +176,28 @@ def traced_group(trace: Trace, full: Container[str]) -> TestCluster:
         delay=False,
         make_disk=lambda name: TracedDisk(tracers[name], lambda: name in full),
         make_driver=lambda *args, **options: TracingDriver(*args, tracers=tracers, **options),
-        make_store=lambda monotonic_s: TracedStore(monotonic_s, lambda key, value, _has: trace.put(key, value)),
+        make_store=lambda monotonic_s: TracedStore(
+            monotonic_s, lambda key, value, _has: trace.put(key, value)
+        ),
     )
 
 
 def commits_of(cluster: TestCluster, names: Iterable[str]) -> set[tuple[int, int]]:
     """How far the replicas know their logs to be committed, and the ends of their logs. Equal replicas share one item."""
-    cores = [each.node.driver.core for each in map(cluster.machine, names) if isinstance(each, ReplicaMachine) and each.node is not None]
+    cores = [
+        each.node.driver.core
+        for each in map(cluster.machine, names)
+        if isinstance(each, ReplicaMachine) and each.node is not None
+    ]
     return {(core.state.commit, core.state.history.last_index) for core in cores}
 
 
 async def until_equal(cluster: TestCluster) -> None:
     """Wait until all replicas have the same entries and know them to be committed."""
     async with asyncio.timeout(60):
-        while len(found := commits_of(cluster, REPLICAS)) > 1 or any(commit != last for commit, last in found):
+        while len(found := commits_of(cluster, REPLICAS)) > 1 or any(
+            commit != last for commit, last in found
+        ):
             await asyncio.sleep(0.005)
 
 
@@ -280,13 +301,19 @@ async def change(mq: qmq.Client, number: int) -> None:
     parts = list(described.route.partitions)
     first, last = parts[0], parts[-1]
     if number == 1:
-        await mq.metadata.change_route("s", merge=pb.MergeOperation(partitions=[first.number, parts[1].number]))
+        await mq.metadata.change_route(
+            "s", merge=pb.MergeOperation(partitions=[first.number, parts[1].number])
+        )
     elif number == 2:
         other = "group-2" if last.broker_group == "group-1" else "group-1"
-        await mq.metadata.change_route("s", move=pb.MoveOperation(partition=last.number, broker_group=other))
+        await mq.metadata.change_route(
+            "s", move=pb.MoveOperation(partition=last.number, broker_group=other)
+        )
     else:
         middle = (first.lps.first + first.lps.end) // 2
-        await mq.metadata.change_route("s", split=pb.SplitOperation(partition=first.number, at=[middle]))
+        await mq.metadata.change_route(
+            "s", split=pb.SplitOperation(partition=first.number, at=[middle])
+        )
 
 
 async def an_ordered_run() -> Tracer:

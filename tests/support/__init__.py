@@ -132,7 +132,10 @@ class FullDisk(MortalDisk):
         return super().open_append(path)
 
     def write(self, fd: int, buffers: Sequence[bytes], at: int) -> None:
-        if self._is_full() and at + sum(map(len, buffers)) > -(-self.size(fd) // BLOCK_BYTES) * BLOCK_BYTES:
+        if (
+            self._is_full()
+            and at + sum(map(len, buffers)) > -(-self.size(fd) // BLOCK_BYTES) * BLOCK_BYTES
+        ):
             raise DiskFull("no space left (in this test)")
         super().write(fd, buffers, at)
 
@@ -151,7 +154,14 @@ def alone(
 ) -> StandaloneBroker:
     """A broker alone on a store, with what runs beside it, which ticks often."""
     return StandaloneBroker(
-        lambda parts: Broker(store, look_up, clock, config or BrokerConfig(), asyncio.get_running_loop(), make_parts=parts),
+        lambda parts: Broker(
+            store,
+            look_up,
+            clock,
+            config or BrokerConfig(),
+            asyncio.get_running_loop(),
+            make_parts=parts,
+        ),
         fatal=fatal,
         tick_s=tick_s,
     )
@@ -176,14 +186,35 @@ def intake(
         create_time_ms=1,
         flags=flags,
     )
-    return Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), LOOK_INSIDE if flags & BatchFlag.DIRECTED else 0)
+    return Intake(
+        queue,
+        region,
+        sent_sizes(envelope)[1],
+        parse_header(region),
+        LOOK_INSIDE if flags & BatchFlag.DIRECTED else 0,
+    )
 
 
 def node_config(
-    data: Path, log: LogConfig | None = None, *, auto_create: bool = True, broker: BrokerConfig | None = None, delay: bool = False
+    data: Path,
+    log: LogConfig | None = None,
+    *,
+    auto_create: bool = True,
+    broker: BrokerConfig | None = None,
+    delay: bool = False,
 ) -> NodeConfig:
     """A node on loopback and free ports; without a delay group, unless a test wants one."""
-    return NodeConfig(data, "127.0.0.1", 0, 0, 0, auto_create, log or LogConfig(), broker or BrokerConfig(), delay=delay)
+    return NodeConfig(
+        data,
+        "127.0.0.1",
+        0,
+        0,
+        0,
+        auto_create,
+        log or LogConfig(),
+        broker or BrokerConfig(),
+        delay=delay,
+    )
 
 
 @asynccontextmanager
@@ -235,7 +266,11 @@ class NodeProcess:
             *self.options,
         ]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **self.variables}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self.variables},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -245,7 +280,9 @@ class NodeProcess:
         self.address = line.split("ready at ")[1].split()[0]
         self.data_address = line.split("data at ")[1].split(",")[0]
         self.metrics_address = line.partition("metrics at ")[2].rstrip(")\n")
-        self._drainer = threading.Thread(target=self._drain, args=(self.process.stderr,), daemon=True)
+        self._drainer = threading.Thread(
+            target=self._drain, args=(self.process.stderr,), daemon=True
+        )
         self._drainer.start()
         return self.address
 

@@ -32,7 +32,9 @@ class Command(msgspec.Struct):
     folder: str
 
 
-def run(words: tuple[str, ...], environment: dict[str, str], data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def run(
+    words: tuple[str, ...], environment: dict[str, str], data: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
     """Run `qmq WORDS` with `data` as its standard input. Raises TimeoutError."""
     with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
         stdin.write(data)
@@ -44,12 +46,28 @@ def run(words: tuple[str, ...], environment: dict[str, str], data: bytes = b"") 
         return subprocess.CompletedProcess(words, status, stdout.read(), stderr.read())
 
 
-def hand_over(replica: str, control: str, wait: str = "20", **variables: str) -> subprocess.CompletedProcess[bytes]:
+def hand_over(
+    replica: str, control: str, wait: str = "20", **variables: str
+) -> subprocess.CompletedProcess[bytes]:
     """Run `qmq broker hand-over`, as a pod's preStop does, for a replica of group g at this control port. `variables` are environment
     variables.
     """
     host, _, port = control.rpartition(":")
-    words = ("broker", "--group", "g", "--replica", replica, "--host", host, "--control-port", port, "hand-over", "--wait", wait, "--json")
+    words = (
+        "broker",
+        "--group",
+        "g",
+        "--replica",
+        replica,
+        "--host",
+        host,
+        "--control-port",
+        port,
+        "hand-over",
+        "--wait",
+        wait,
+        "--json",
+    )
     return run(words, {**os.environ, **variables})
 
 
@@ -61,7 +79,11 @@ def run_in_terminal(
     with open(ours, "rb", 0) as screen, TemporaryFile() as stdin, TemporaryFile() as stderr:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         try:
-            channel = _begin(words, environment, [stdin.fileno(), theirs, theirs if is_whole else stderr.fileno()])
+            channel = _begin(
+                words,
+                environment,
+                [stdin.fileno(), theirs, theirs if is_whole else stderr.fileno()],
+            )
         finally:
             os.close(theirs)
         shown = b"".join(_parts(screen))
@@ -99,7 +121,9 @@ def _server(columns: str) -> socket.socket:
     """
     ours, its = socket.socketpair()
     environment = {**os.environ, "COLUMNS": columns}
-    process = subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], env=environment)
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()], env=environment
+    )
     its.close()
 
     def end() -> None:
@@ -149,7 +173,9 @@ def _serve(channel: socket.socket) -> None:
         size, fds, *_ = socket.recv_fds(channel, 4, _FDS)
         if not size:
             return
-        command = msgspec.msgpack.decode(_exactly(channel, int.from_bytes(size, "big")), type=Command)
+        command = msgspec.msgpack.decode(
+            _exactly(channel, int.from_bytes(size, "big")), type=Command
+        )
         child = os.fork()
         if child == 0:
             for place, fd in enumerate(fds):

@@ -23,7 +23,10 @@ from itertools import zip_longest
 from pathlib import Path
 
 ADDRESS = "localhost:20880"
-FENCED = re.compile(r'^```(?P<language>\w+)(?: title="(?P<title>[\w.]+)")?\n(?P<text>.*?)^```$', re.DOTALL | re.MULTILINE)
+FENCED = re.compile(
+    r'^```(?P<language>\w+)(?: title="(?P<title>[\w.]+)")?\n(?P<text>.*?)^```$',
+    re.DOTALL | re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,9 @@ def blocks_of(page: Path) -> Iterator[Block]:
             yield Block(each["title"], "file", each["text"], "")
         elif each["language"] == "python":
             is_output = behind is not None and behind["language"] == "text"
-            yield Block(name, "python", each["text"], behind["text"] if is_output and behind else "")
+            yield Block(
+                name, "python", each["text"], behind["text"] if is_output and behind else ""
+            )
         if each["language"] == "console":
             for command in re.split(r"^\$ ", each["text"], flags=re.MULTILINE)[1:]:
                 code, _, output = command.partition("\n")
@@ -66,12 +71,25 @@ def printed_by(block: Block, address: str, folder: Path) -> str:
         return printed.getvalue()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = {**os.environ, "QMQ_SERVER": address, "PATH": path, "COLUMNS": "100"}
-    done = subprocess.run(["bash", "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", code],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, f"{block.name}: {block.code}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 def is_shown(shown: str, printed: str) -> bool:
     """Whether the output equals what the page shows."""
-    lines = [r"(?:.*\n)*?" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*?") + r"\n" for line in shown.splitlines()]
-    return re.fullmatch("".join(lines), "".join(line.rstrip() + "\n" for line in printed.splitlines())) is not None
+    lines = [
+        r"(?:.*\n)*?" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*?") + r"\n"
+        for line in shown.splitlines()
+    ]
+    return (
+        re.fullmatch("".join(lines), "".join(line.rstrip() + "\n" for line in printed.splitlines()))
+        is not None
+    )

@@ -67,12 +67,25 @@ class PlainBrowser:
     peer: str = "127.0.0.1"
     host: str = HOST
 
-    async def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Answer:
+    async def ask(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Answer:
         """Send one request without following redirections."""
         target, _, query = path.partition("#")[0].partition("?")
-        sent = {"host": self.host, **({"cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())} if self.cookies else {})}
+        sent = {
+            "host": self.host,
+            **(
+                {"cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())}
+                if self.cookies
+                else {}
+            ),
+        }
         if method == "POST":
-            sent |= {"content-type": "application/x-www-form-urlencoded", "content-length": str(len(body)), "sec-fetch-site": "same-origin"}
+            sent |= {
+                "content-type": "application/x-www-form-urlencoded",
+                "content-length": str(len(body)),
+                "sec-fetch-site": "same-origin",
+            }
         sent |= dict(headers or {})
         scope = {
             "type": "http",
@@ -83,7 +96,9 @@ class PlainBrowser:
             "path": unquote(target),
             "raw_path": target.encode(),
             "query_string": query.encode(),
-            "headers": [(name.encode(), value.encode("latin-1")) for name, value in sent.items() if value],
+            "headers": [
+                (name.encode(), value.encode("latin-1")) for name, value in sent.items() if value
+            ],
             "client": (self.peer, 1),
             "server": ("127.0.0.1", 20888),
         }
@@ -104,7 +119,11 @@ class PlainBrowser:
                 for morsel in SimpleCookie(value.decode()).values():
                     self.cookies[morsel.key] = morsel.value
             found[name.decode()] = value.decode("latin-1")
-        return Answer(start["status"], found, b"".join(each.get("body", b"") for each in received[1:]).decode())
+        return Answer(
+            start["status"],
+            found,
+            b"".join(each.get("body", b"") for each in received[1:]).decode(),
+        )
 
     async def get(self, path: str, **headers: str) -> Answer:
         """A page, at the end of redirections."""
@@ -113,7 +132,9 @@ class PlainBrowser:
     async def post(self, path: str, form: Mapping[str, str], **headers: str) -> Answer:
         """Send a form with the session's token, which is on any page."""
         token = {} if "csrf" in form else {"csrf": csrf_of((await self.get("/")).text)}
-        return await self._followed(await self.ask("POST", path, headers, urlencode({**token, **form}).encode()))
+        return await self._followed(
+            await self.ask("POST", path, headers, urlencode({**token, **form}).encode())
+        )
 
     async def _followed(self, answer: Answer) -> Answer:
         while answer.status == 303:
@@ -150,7 +171,12 @@ class SteppedClock:
 
 def site_of(cluster: TestCluster, clock: SteppedClock | None = None, **config: Any) -> ConsoleSite:
     """A console of a cluster in this process."""
-    return ConsoleSite(ConsoleConfig(cluster.address, **config), clients_of(cluster), monotonic_s=clock or SteppedClock(), key=KEY)
+    return ConsoleSite(
+        ConsoleConfig(cluster.address, **config),
+        clients_of(cluster),
+        monotonic_s=clock or SteppedClock(),
+        key=KEY,
+    )
 
 
 LOGICAL_PARTITIONS = 1024
@@ -173,7 +199,17 @@ class ParkingConsumer:
         async with asyncio.timeout(30):
             while True:
                 with suppress(UnknownGroup):
-                    if len({each.key for each in await self._mq.metadata.parked(self._subject, self._group)}) == keys:
+                    if (
+                        len(
+                            {
+                                each.key
+                                for each in await self._mq.metadata.parked(
+                                    self._subject, self._group
+                                )
+                            }
+                        )
+                        == keys
+                    ):
                         return
                 await asyncio.sleep(0.01)
 
@@ -189,13 +225,18 @@ class ParkingConsumer:
 
 
 @asynccontextmanager
-async def parked_subject(mq: Client, subject: str, group: str, keys: Sequence[str], partitions: int = 1) -> AsyncIterator[ParkingConsumer]:
+async def parked_subject(
+    mq: Client, subject: str, group: str, keys: Sequence[str], partitions: int = 1
+) -> AsyncIterator[ParkingConsumer]:
     """A subject with a message for each of `keys`, all of them parked, and a running consumer."""
     await mq.metadata.create_subject(
-        SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS), partitions=partitions
+        SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS),
+        partitions=partitions,
     )
     made = ParkingConsumer(mq, subject, group, keys)
-    consumer = mq.ordered_consumer(subject, group, name=f"{group}-1", on_failure="park", attempts_max=1, retry_delays_s=(0.0,))
+    consumer = mq.ordered_consumer(
+        subject, group, name=f"{group}-1", on_failure="park", attempts_max=1, retry_delays_s=(0.0,)
+    )
     task = asyncio.create_task(consumer.run(made.handle))
     try:
         for key in keys:
@@ -218,7 +259,9 @@ class IdentityProvider:
     """`changed` are claims of id tokens that a test forges; `refused` are grants that it does not take."""
 
     issuer: str = ""
-    keys: dict[str, ec.EllipticCurvePrivateKey] = field(default_factory=lambda: {"one": ec.generate_private_key(ec.SECP256R1())})
+    keys: dict[str, ec.EllipticCurvePrivateKey] = field(
+        default_factory=lambda: {"one": ec.generate_private_key(ec.SECP256R1())}
+    )
     signs_with: str = "one"
     lasts_s: int = 300
     changed: dict[str, Any] = field(default_factory=dict)
@@ -230,21 +273,31 @@ class IdentityProvider:
     def jwks(self) -> bytes:
         made = jwt.algorithms.ECAlgorithm
         shown = [
-            {**json.loads(made.to_jwk(key.public_key())), "kid": name, "use": "sig"} for name, key in self.keys.items() if name != "forged"
+            {**json.loads(made.to_jwk(key.public_key())), "kid": name, "use": "sig"}
+            for name, key in self.keys.items()
+            if name != "forged"
         ]
         return json.dumps({"keys": shown}).encode()
 
     def description(self) -> bytes:
         at = self.issuer
         return json.dumps(
-            {"issuer": at, "authorization_endpoint": f"{at}/authorize", "token_endpoint": f"{at}/token", "jwks_uri": f"{at}/jwks"}
+            {
+                "issuer": at,
+                "authorization_endpoint": f"{at}/authorize",
+                "token_endpoint": f"{at}/token",
+                "jwks_uri": f"{at}/jwks",
+            }
         ).encode()
 
     def signed(self, **claims: Any) -> str:
         now = int(time.time())
         whole = {"iss": self.issuer, "iat": now, "exp": now + self.lasts_s, **claims}
         return jwt.encode(
-            whole, self.keys[self.signs_with], algorithm="ES256", headers={"kid": "one" if self.signs_with == "forged" else self.signs_with}
+            whole,
+            self.keys[self.signs_with],
+            algorithm="ES256",
+            headers={"kid": "one" if self.signs_with == "forged" else self.signs_with},
         )
 
     def logged_in(self, asked: dict[str, str], user: str) -> str:
@@ -256,7 +309,11 @@ class IdentityProvider:
     def tokens(self, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
         grant = form.get("grant_type", "")
         self.grants.append(grant)
-        if grant in self.refused or form.get("client_id") != CLIENT_ID or form.get("client_secret") != CLIENT_SECRET:
+        if (
+            grant in self.refused
+            or form.get("client_id") != CLIENT_ID
+            or form.get("client_secret") != CLIENT_SECRET
+        ):
             return 400, {"error": "invalid_client", "error_description": "not this client, not now"}
         if grant == "refresh_token":
             user = self.refreshes.pop(form["refresh_token"], "")
@@ -273,7 +330,12 @@ class IdentityProvider:
     def _given(self, user: str, nonce: str) -> dict[str, Any]:
         refresh = secrets.token_urlsafe(16)
         self.refreshes[refresh] = user
-        identity = {"sub": user, "aud": CLIENT_ID, **({"nonce": nonce} if nonce else {}), **self.changed}
+        identity = {
+            "sub": user,
+            "aud": CLIENT_ID,
+            **({"nonce": nonce} if nonce else {}),
+            **self.changed,
+        }
         return {
             "access_token": self.signed(sub=user, aud="qmq", number=len(self.grants)),
             "id_token": self.signed(**identity),
@@ -296,9 +358,15 @@ def identity_provider() -> Iterator[IdentityProvider]:
         def log_message(self, *_: Any) -> None:
             return
 
-        def answer(self, status: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
+        def answer(
+            self, status: int, body: bytes, kind: str = "application/json", **headers: str
+        ) -> None:
             self.send_response(status)
-            for name, value in {"content-type": kind, "content-length": str(len(body)), **headers}.items():
+            for name, value in {
+                "content-type": kind,
+                "content-length": str(len(body)),
+                **headers,
+            }.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
@@ -364,11 +432,17 @@ async def stage() -> AsyncIterator[Stage]:
         ids = await filled(mq)
         invoice = await given_up_invoices(mq)
         await reminders(mq)
-        console = ConsoleServer(ConsoleConfig(cluster.address, port=0, is_writable=True), clients_of(cluster))
+        console = ConsoleServer(
+            ConsoleConfig(cluster.address, port=0, is_writable=True), clients_of(cluster)
+        )
         await console.start()
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu"])
-        async with parked_subject(mq, "accounts", "ledger", ["customer-1"], partitions=2) as consuming:
+        browser = await driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=[*arguments, "--disable-gpu"]
+        )
+        async with parked_subject(
+            mq, "accounts", "ledger", ["customer-1"], partitions=2
+        ) as consuming:
             await consuming.until_held(2)
             yield Stage(cluster, mq, console, browser, ids, invoice)
         await browser.close()
@@ -378,10 +452,17 @@ async def stage() -> AsyncIterator[Stage]:
 async def filled(mq: Client) -> list[str]:
     """A cluster with something on each screen; the ids of hostile messages."""
     for number in range(30):
-        await mq.send("orders", b'{"order": %d, "total": "%d.00 EUR"}' % (number, number * 7), key=f"customer-{number % 7}", tags=["new"])
+        await mq.send(
+            "orders",
+            b'{"order": %d, "total": "%d.00 EUR"}' % (number, number * 7),
+            key=f"customer-{number % 7}",
+            tags=["new"],
+        )
     ids = []
     for text in hostile.TEXTS:
-        told = await mq.send("hostile", text.encode(), key=text, tags=[text], headers={"trace": text, text: text})
+        told = await mq.send(
+            "hostile", text.encode(), key=text, tags=[text], headers={"trace": text, text: text}
+        )
         ids.append(str(told.id))
     for body in hostile.BODIES:
         await mq.send("hostile-bodies", body)
@@ -393,21 +474,39 @@ async def filled(mq: Client) -> list[str]:
         await (await anext(consumer)).ack_sync()
     async with parked_subject(mq, "vault", "audit", hostile.TEXTS):
         pass
-    while sum(each.waiting for each in await mq.metadata.dead_letter_queues("billing")) < len(hostile.TEXTS):
+    while sum(each.waiting for each in await mq.metadata.dead_letter_queues("billing")) < len(
+        hostile.TEXTS
+    ):
         await asyncio.sleep(0.01)
     return ids
 
 
-FAILURES = ("the customer is not known", "the bank did not answer within 3 s", "the amount is negative")
+FAILURES = (
+    "the customer is not known",
+    "the bank did not answer within 3 s",
+    "the amount is negative",
+)
 
 
 async def given_up_invoices(mq: Client) -> str:
     """Dead letters of an ordinary kind; the id of one."""
     count = 12
     for number in range(count):
-        body = b'{"invoice": %d, "customer": "C-%d", "amount": %d}' % (number, 1_000 + 37 * number, 40 - 7 * number)
-        told = await mq.send("invoices", body, key=f"customer-{number % 5}", tags=["monthly"], headers={"trace": f"{number:04x}"})
-    async with mq.consumer("invoices", "accounting", name="accounting-1", ack="explicit") as consumer:
+        body = b'{"invoice": %d, "customer": "C-%d", "amount": %d}' % (
+            number,
+            1_000 + 37 * number,
+            40 - 7 * number,
+        )
+        told = await mq.send(
+            "invoices",
+            body,
+            key=f"customer-{number % 5}",
+            tags=["monthly"],
+            headers={"trace": f"{number:04x}"},
+        )
+    async with mq.consumer(
+        "invoices", "accounting", name="accounting-1", ack="explicit"
+    ) as consumer:
         for number in range(count):
             (await anext(consumer)).reject(FAILURES[number * number % 3 if number % 2 else 2])
     while sum(each.waiting for each in await mq.metadata.dead_letter_queues("accounting")) < count:
@@ -419,7 +518,15 @@ async def reminders(mq: Client) -> None:
     """Delayed messages over two years, most of them soon, and a recurring one."""
     days = [1 + number * number * 690 // 3_600 for number in range(60)]
     await asyncio.gather(
-        *[mq.send("reminders", b"pay, please", key=f"customer-{each}", delay=timedelta(days=each, hours=2)) for each in days]
+        *[
+            mq.send(
+                "reminders",
+                b"pay, please",
+                key=f"customer-{each}",
+                delay=timedelta(days=each, hours=2),
+            )
+            for each in days
+        ]
     )
     await mq.send("reminders", b"tidy up", cron="0 9 * * *", zone="Europe/Berlin")
 
@@ -429,7 +536,9 @@ async def page(stage: Stage) -> AsyncIterator[Any]:
     """Logged in; it fails the test for what the browser complains about."""
     context = await stage.browser.new_context(viewport={"width": 1280, "height": 800}, locale="en")
     opened, complaints = await context.new_page(), []
-    opened.on("console", lambda each: complaints.append(each.text) if each.type == "error" else None)
+    opened.on(
+        "console", lambda each: complaints.append(each.text) if each.type == "error" else None
+    )
     opened.on("pageerror", lambda each: complaints.append(str(each)))
     opened.on("dialog", lambda each: complaints.append(f"a dialog opened: {each.message}"))
     opened.set_default_timeout(60_000)

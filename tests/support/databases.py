@@ -111,18 +111,27 @@ class DatabaseServer:
         with log.open("ab") as out:
             command = [*self._as_user(), *self.command()]
             self._process = subprocess.Popen(
-                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=self.folder, env=self._environment
+                command,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                cwd=self.folder,
+                env=self._environment,
             )
         until = time.monotonic() + START_S
         while True:
             try:
-                with socket.socket(socket.AF_UNIX) as probe:  # first by hand: PyMySQL forgets the socket of a connection that is refused
+                with (
+                    socket.socket(socket.AF_UNIX) as probe
+                ):  # first by hand: PyMySQL forgets the socket of a connection that is refused
                     probe.connect(self.socket)
                 self.connect(self.first_database).close()
                 return
             except (OSError, psycopg.OperationalError, pymysql.OperationalError) as failure:
                 if self._process.poll() is not None or time.monotonic() > until:
-                    raise AssertionError(f"{self.kind} did not start: {failure}\n{log.read_text(errors='replace')[-4000:]}") from failure
+                    raise AssertionError(
+                        f"{self.kind} did not start: {failure}\n{log.read_text(errors='replace')[-4000:]}"
+                    ) from failure
                 time.sleep(0.02)
 
     def ensure_started(self) -> None:
@@ -188,7 +197,9 @@ class DatabaseServer:
         for name in self.users():
             with contextlib.suppress(KeyError):
                 return pwd.getpwnam(name).pw_name
-        raise AssertionError(f"{self.kind} cannot run as root, and none of the users {self.users()} is there")
+        raise AssertionError(
+            f"{self.kind} cannot run as root, and none of the users {self.users()} is there"
+        )
 
     def _as_user(self) -> Sequence[str]:
         """Set the user before a command. Popen's `user` option forks instead of calling vfork, and gRPC's fork handlers crash the child
@@ -196,11 +207,21 @@ class DatabaseServer:
         """
         if self.user is None:
             return ()
-        return ("setpriv", f"--reuid={self.user}", f"--regid={pwd.getpwnam(self.user).pw_gid}", "--clear-groups")
+        return (
+            "setpriv",
+            f"--reuid={self.user}",
+            f"--regid={pwd.getpwnam(self.user).pw_gid}",
+            "--clear-groups",
+        )
 
     def _run(self, *command: str) -> None:
         done = subprocess.run(
-            [*self._as_user(), *command], capture_output=True, text=True, check=False, cwd=self.folder, env=self._environment
+            [*self._as_user(), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.folder,
+            env=self._environment,
         )
         assert done.returncode == 0, f"{command[0]} failed: {done.stdout}{done.stderr}"
 
@@ -281,7 +302,10 @@ class MariaServer(DatabaseServer):
     first_database = "mysql"
 
     def __init__(self) -> None:
-        programs = [shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PLACES}") for name in ("mariadbd", "mariadb-install-db")]
+        programs = [
+            shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_PLACES}")
+            for name in ("mariadbd", "mariadb-install-db")
+        ]
         if None in programs:
             pytest.skip("no MariaDB: apt-get install mariadb-server")
         self._server, self._install = map(str, programs)

@@ -71,7 +71,9 @@ HARMLESS_AT_INTAKE: Final = {"garbage that claims zstd"}
 """A flaw that only decompression reveals."""
 
 
-def region_of(name: str, body: bytes = b"poison", subject: bytes = b"s", *, due_ms: int | None = None) -> bytes:
+def region_of(
+    name: str, body: bytes = b"poison", subject: bytes = b"s", *, due_ms: int | None = None
+) -> bytes:
     """A batch of one message with a false header. Create times have deltas, and a delayed message has a due time."""
     columns = Columns([body], create_deltas=[1], due_times_ms=None if due_ms is None else [due_ms])
     _, region = encode(subject, columns, producer_id=7, batch_sequence=3, create_time_ms=1)

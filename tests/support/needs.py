@@ -61,7 +61,11 @@ def find_kubernetes_tools() -> Path | None:
 def find_kube_tool(name: str) -> Path | None:
     """kubeconform, kube-score or conftest."""
     found = CACHE / "kubernetes" / "go" / name
-    return found if found.exists() and (CACHE / "kubernetes" / "schemas" / "complete").exists() else None
+    return (
+        found
+        if found.exists() and (CACHE / "kubernetes" / "schemas" / "complete").exists()
+        else None
+    )
 
 
 def find_control_plane() -> Path | None:
@@ -97,9 +101,14 @@ engine = pytest.mark.skipif(not has_engine(), reason=NO_ENGINE)
 prometheus = pytest.mark.skipif(find_prometheus() is None, reason=NO_PROMTOOL)
 promtool = pytest.mark.skipif(find_promtool() is None, reason=NO_PROMTOOL)
 chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason=NO_CHROMIUM)
-node = pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason=NO_NODE)
+node = pytest.mark.skipif(
+    shutil.which("node") is None or shutil.which("npm") is None, reason=NO_NODE
+)
 s3_server = pytest.mark.skipif(find_s3_server() is None, reason=NO_S3_SERVER)
-kube_tools = pytest.mark.skipif(find_kube_tool("kubeconform") is None or find_kube_tool("kube-score") is None, reason=NO_KUBE_TOOLS)
+kube_tools = pytest.mark.skipif(
+    find_kube_tool("kubeconform") is None or find_kube_tool("kube-score") is None,
+    reason=NO_KUBE_TOOLS,
+)
 conftest = pytest.mark.skipif(find_kube_tool("conftest") is None, reason=NO_CONFTEST)
 control_plane = pytest.mark.skipif(find_control_plane() is None, reason=NO_CONTROL_PLANE)
 helm = pytest.mark.skipif(find_kubernetes_tools() is None, reason=NO_HELM)

@@ -48,7 +48,16 @@ class ServerCluster:
 
     def _config(self, group: str, name: str) -> ReplicaConfig:
         nowhere = EtcdOptions(("127.0.0.1:1",))
-        return ReplicaConfig(group, name, tuple(self.shape[group]), self.data / name, nowhere, data_port=0, control_port=0, log=self.log)
+        return ReplicaConfig(
+            group,
+            name,
+            tuple(self.shape[group]),
+            self.data / name,
+            nowhere,
+            data_port=0,
+            control_port=0,
+            log=self.log,
+        )
 
     async def start(self, name: str) -> ReplicaNode:
         """Start a replica."""
@@ -61,7 +70,9 @@ class ServerCluster:
         """Wait for a replica that serves as master."""
 
         def serving() -> list[ReplicaNode]:
-            names = [name for name in self.nodes if name in self.shape[group] and name != other_than]
+            names = [
+                name for name in self.nodes if name in self.shape[group] and name != other_than
+            ]
             return [self.nodes[name] for name in names if self.nodes[name].broker.is_serving]
 
         await eventually(lambda: len(serving()) == 1)
@@ -82,7 +93,9 @@ class ServerCluster:
 
 
 @asynccontextmanager
-async def cluster(data: Path, shape: Mapping[str, Sequence[str]] = THREE, log: LogConfig | None = None) -> AsyncIterator[ServerCluster]:
+async def cluster(
+    data: Path, shape: Mapping[str, Sequence[str]] = THREE, log: LogConfig | None = None
+) -> AsyncIterator[ServerCluster]:
     """A started cluster with a master in each group."""
     found = ServerCluster(data, shape, log or LogConfig())
     await found.view.start()
@@ -102,11 +115,19 @@ async def cluster(data: Path, shape: Mapping[str, Sequence[str]] = THREE, log: L
         await found.store.end()
 
 
-def read_all(log: ServerLog, pieces: Sequence[QueuePiece], selection: ReadSelection | None = None) -> list[SourceBatch]:
+def read_all(
+    log: ServerLog, pieces: Sequence[QueuePiece], selection: ReadSelection | None = None
+) -> list[SourceBatch]:
     """Read the pieces, one after another."""
-    return [batch for piece in pieces for batch in log.read(piece, selection or ReadSelection(), skips_lost=False)]
+    return [
+        batch
+        for piece in pieces
+        for batch in log.read(piece, selection or ReadSelection(), skips_lost=False)
+    ]
 
 
 def bodies(batches: Sequence[SourceBatch]) -> list[bytes]:
     """The bodies of all messages, in order."""
-    return [body for envelope, region in batches for body in BatchView(envelope, bytes(region)).bodies()]
+    return [
+        body for envelope, region in batches for body in BatchView(envelope, bytes(region)).bodies()
+    ]

@@ -17,7 +17,13 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from qmq_coordination.coordination_store import Compare, CoordinationStore, Operation, TxnResult, WatchedChanges
+from qmq_coordination.coordination_store import (
+    Compare,
+    CoordinationStore,
+    Operation,
+    TxnResult,
+    WatchedChanges,
+)
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.etcd.process import free_ports
 
@@ -77,7 +83,9 @@ class Proxy:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self._target)
         try:
-            there = asyncio.create_task(self._pump(reader, back_writer, lambda: self.loses_requests))
+            there = asyncio.create_task(
+                self._pump(reader, back_writer, lambda: self.loses_requests)
+            )
             back = asyncio.create_task(self._pump(back_reader, writer, lambda: self.loses_answers))
             try:
                 await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +98,9 @@ class Proxy:
             with contextlib.suppress(OSError):
                 await back_writer.wait_closed()
 
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, loses: Callable[[], bool]) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, loses: Callable[[], bool]
+    ) -> None:
         while data := await source.read(1 << 16):
             if loses():
                 self.lost_bytes += len(data)
@@ -158,7 +168,9 @@ class Follower:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-async def history(store: CoordinationStore, prefix: str, start: int, end: int) -> list[WatchedChanges]:
+async def history(
+    store: CoordinationStore, prefix: str, start: int, end: int
+) -> list[WatchedChanges]:
     """The events of an undisturbed watch."""
     follower = Follower(store, prefix, start)
     try:
@@ -238,7 +250,13 @@ class FaultyStore:
         cut.times -= 1
         raise cut.failure or CoordinationUnavailable("nobody answers (in this test)")
 
-    def cut(self, *names: str, times: float = inf, key: str | None = None, failure: Exception | None = None) -> None:
+    def cut(
+        self,
+        *names: str,
+        times: float = inf,
+        key: str | None = None,
+        failure: Exception | None = None,
+    ) -> None:
         """Make calls of these names fail, a number of times, or only those about a key (or a prefix)."""
         self._cuts.update({name: _Cut(times, key, failure) for name in names})
 
@@ -248,7 +266,9 @@ class FaultyStore:
 
     def fail_next(self, *faults: Fault | None) -> None:
         """The faults of the next transactions; None: done and answered."""
-        self.faults.update({self.count + number: fault for number, fault in enumerate(faults, 1) if fault})
+        self.faults.update(
+            {self.count + number: fault for number, fault in enumerate(faults, 1) if fault}
+        )
 
     def do_before_next(self, what: Awaitable[Any]) -> None:
         """Let this happen when the next transaction is about to be sent."""
@@ -259,7 +279,12 @@ class FaultyStore:
 
         self.before = do
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         """See CoordinationStore."""
         number = self.count = self.count + 1
         await self.before()

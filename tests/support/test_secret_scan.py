@@ -17,7 +17,10 @@ TOKEN = new_token(Principal("app", "orders"), by="", now_ms=1).token
     "text",
     [
         f"login failed with {TOKEN}",
-        "bearer " + ".".join(["eyJhbGciOiJFUzI1NiJ9", "eyJzdWIiOiJvcmRlcnMifQ", "c2lnbmF0dXJlLXNpZ25hdHVyZQ"]),
+        "bearer "
+        + ".".join(
+            ["eyJhbGciOiJFUzI1NiJ9", "eyJzdWIiOiJvcmRlcnMifQ", "c2lnbmF0dXJlLXNpZ25hdHVyZQ"]
+        ),
         "-----BEGIN " + "PRIVATE KEY-----",
     ],
     ids=["token", "jwt", "key"],
@@ -29,7 +32,12 @@ def test_secrets_of_each_form_are_found_and_not_shown(text: str) -> None:
 
 
 def test_what_looks_like_one_is_not_one() -> None:
-    assert secret_scan.found_in("qmq_group_lag{group='g'} eyJ PRIVATE KEY of app:orders qmq_0123456789ab") == ""
+    assert (
+        secret_scan.found_in(
+            "qmq_group_lag{group='g'} eyJ PRIVATE KEY of app:orders qmq_0123456789ab"
+        )
+        == ""
+    )
 
 
 def test_a_planted_value_is_found() -> None:
@@ -39,9 +47,13 @@ def test_a_planted_value_is_found() -> None:
 
 @pytest.mark.prints_secrets
 @pytest.mark.parametrize(("body", "failed"), [("print({token!r})", 1), ("pass", 0)])
-def test_a_test_that_prints_a_secret_fails(pytester: pytest.Pytester, body: str, failed: int) -> None:
+def test_a_test_that_prints_a_secret_fails(
+    pytester: pytest.Pytester, body: str, failed: int
+) -> None:
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     pytester.makeconftest("from support.secret_scan import pytest_runtest_makereport")
     pytester.makepyfile("def test_it():\n    " + body.format(token=TOKEN))
-    outcomes = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:qmq").parseoutcomes()
+    outcomes = pytester.runpytest_inprocess(
+        "-p", "no:cacheprovider", "-p", "no:qmq"
+    ).parseoutcomes()
     assert outcomes.get("errors", 0) + outcomes.get("failed", 0) == failed

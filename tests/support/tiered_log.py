@@ -36,7 +36,9 @@ def grow(store: Store, batches: int, seed: int = 1) -> None:
     """Append batches of 16 KiB; four of them fill a segment."""
     random, queue = Random(seed), store.open_queue("s", 0)
     for _ in range(batches):
-        store.append([intake(queue, [random.randbytes(16 * KIB - 500)], number=queue.next_sequence)])
+        store.append(
+            [intake(queue, [random.randbytes(16 * KIB - 500)], number=queue.next_sequence)]
+        )
     store.commit(store.index)
 
 
@@ -59,7 +61,13 @@ def in_memory() -> Objects:
 class FaultyObjects:
     """An object store that fails as `faults` says, by the number of the call; the first call is 1."""
 
-    def __init__(self, inner: Objects, fails: Callable[[int], bool] = lambda _: False, *, loses_answers: bool = False) -> None:
+    def __init__(
+        self,
+        inner: Objects,
+        fails: Callable[[int], bool] = lambda _: False,
+        *,
+        loses_answers: bool = False,
+    ) -> None:
         self.inner = inner
         self.fails = fails
         self.loses_answers = loses_answers
@@ -97,7 +105,13 @@ SOON = timedelta(seconds=20)
 def log_config(objects: Path) -> LogConfig:
     """Nothing of the message log stays in memory, and only the last segment on the disk."""
     url = f"file://{objects}"
-    return LogConfig(segment_bytes=64 * KIB, cache_bytes=0, tail_bytes=0, object_store_url=url, local_retention_bytes=0)
+    return LogConfig(
+        segment_bytes=64 * KIB,
+        cache_bytes=0,
+        tail_bytes=0,
+        object_store_url=url,
+        local_retention_bytes=0,
+    )
 
 
 def replica(cluster: TestCluster, name: str = "") -> ReplicaMachine:

@@ -30,5 +30,9 @@ def papers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """The certificate of a secured group's client, where the test names none."""
     if SECURE and "group" in request.fixturenames:
         shown = request.getfixturevalue("group").papers("admin")
-        for name, path in ((CA_VARIABLE, shown.ca), (CERT_VARIABLE, shown.cert), (KEY_VARIABLE, shown.key)):
+        for name, path in (
+            (CA_VARIABLE, shown.ca),
+            (CERT_VARIABLE, shown.cert),
+            (KEY_VARIABLE, shown.key),
+        ):
             monkeypatch.setenv(name, str(path))

@@ -63,7 +63,13 @@ class DelayCluster:
     """One broker group `g` and one delay group `d`. `start_all`, then verbs by name; `stop` ends everything."""
 
     def __init__(
-        self, folder: Path, *, brokers: int = 1, delays: int = 3, variables: Mapping[str, str] | None = None, secure: bool = False
+        self,
+        folder: Path,
+        *,
+        brokers: int = 1,
+        delays: int = 3,
+        variables: Mapping[str, str] | None = None,
+        secure: bool = False,
     ) -> None:
         """With `secure` everything uses TLS, and every process has a certificate."""
         self.folder = folder
@@ -80,7 +86,11 @@ class DelayCluster:
         """What this process shows; None: nothing."""
         self.network = NETWORK if self.tls is None else TlsNetwork(Credentials(self.tls))
         member = self._papers.get(ETCD)
-        tls = ServerTls(member.ca, member.cert, member.key) if member is not None and member.cert and member.key else None
+        tls = (
+            ServerTls(member.ca, member.cert, member.key)
+            if member is not None and member.cert and member.key
+            else None
+        )
         self.etcd = EtcdProcess(folder / "etcd", tls=tls)
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.logs: dict[str, Path] = {}
@@ -92,7 +102,9 @@ class DelayCluster:
         await asyncio.to_thread(self.etcd.start)
         await asyncio.gather(*[self.start(name) for name in (META, *self.brokers, *self.delays)])
 
-    async def start(self, name: str, *, crash: str = "", environment: Mapping[str, str] | None = None) -> None:
+    async def start(
+        self, name: str, *, crash: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
         """Start a process and wait until it reports that it is ready."""
         await asyncio.to_thread(self._start, name, crash, environment or {})
 
@@ -101,25 +113,47 @@ class DelayCluster:
         path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         with self._log(name).open("ab") as errors:
             process = subprocess.Popen(
-                [sys.executable, *module, *self._words(name), "--etcd", self.etcd.endpoint.removeprefix("http://")],
+                [
+                    sys.executable,
+                    *module,
+                    *self._words(name),
+                    "--etcd",
+                    self.etcd.endpoint.removeprefix("http://"),
+                ],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "PYTHONPATH": path, **self._variables, **self._shown(name), **environment},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    **self._variables,
+                    **self._shown(name),
+                    **environment,
+                },
             )
         assert process.stdout is not None
         line = process.stdout.readline()
-        if READY not in line and not crash:  # one that is to crash may do so at once, while it follows
+        if (
+            READY not in line and not crash
+        ):  # one that is to crash may do so at once, while it follows
             process.kill()
             process.wait()
-            raise RuntimeError(f"{name} did not start: {line!r}; {self._log(name).read_text()[-2000:]}")
+            raise RuntimeError(
+                f"{name} did not start: {line!r}; {self._log(name).read_text()[-2000:]}"
+            )
         self.processes[name] = process
 
     def _shown(self, name: str) -> dict[str, str]:
         """The paths of a process's certificate."""
         tls = self._papers.get(name)
         return (
-            {} if tls is None else {f"QMQ_{where}_{what.upper()}": str(getattr(tls, what)) for where in ("TLS", "ETCD") for what in FILES}
+            {}
+            if tls is None
+            else {
+                f"QMQ_{where}_{what.upper()}": str(getattr(tls, what))
+                for where in ("TLS", "ETCD")
+                for what in FILES
+            }
         )
 
     def _log(self, name: str) -> Path:
@@ -129,7 +163,9 @@ class DelayCluster:
         if name == META:
             return ["meta", "--port", str(self._meta_port)]
         data, control = self._ports[name]
-        role, group, members = ("delay", "d", self.delays) if name in self.delays else ("broker", "g", self.brokers)
+        role, group, members = (
+            ("delay", "d", self.delays) if name in self.delays else ("broker", "g", self.brokers)
+        )
         return [
             role,
             "--group",
@@ -177,14 +213,22 @@ class DelayCluster:
 
     async def statuses(self, names: Sequence[str]) -> dict[str, pb.ReplicaStatus]:
         """The statuses of all replicas that answer."""
-        found = await asyncio.gather(*[describe(self.control(name), self.network) for name in names])
-        return {name: status for name, status in zip(names, found, strict=True) if status is not None}
+        found = await asyncio.gather(
+            *[describe(self.control(name), self.network) for name in names]
+        )
+        return {
+            name: status for name, status in zip(names, found, strict=True) if status is not None
+        }
 
     async def delay_master(self, *, within_s: float = 240.0) -> str:
         """The serving master of the delay group, waited for."""
         async with asyncio.timeout(within_s):
             while True:
-                serving = {name: each for name, each in (await self.statuses(self.delays)).items() if each.is_serving}
+                serving = {
+                    name: each
+                    for name, each in (await self.statuses(self.delays)).items()
+                    if each.is_serving
+                }
                 if serving:
                     return max(serving, key=lambda name: serving[name].epoch)
                 await asyncio.sleep(0.05)
@@ -196,7 +240,10 @@ class DelayCluster:
                 found = await self.statuses(self.delays)
                 masters = [name for name, each in found.items() if each.is_serving]
                 is_whole = len(found) == len(self.delays) and len(masters) == 1
-                if is_whole and sum(peer.in_step for peer in found[masters[0]].peers) == len(found) - 1:
+                if (
+                    is_whole
+                    and sum(peer.in_step for peer in found[masters[0]].peers) == len(found) - 1
+                ):
                     return masters[0]
                 await asyncio.sleep(0.05)
 
@@ -247,7 +294,9 @@ class DelayRun:
         if "jump" in faults:
             for name in ("d0", "d1", "d2"):
                 self._clocks[name] = faketime.FakeTime(_made(folder / f"clock-{name}"), cache_s=1)
-        self.cluster = DelayCluster(folder, brokers=brokers, variables={"QMQ_BUCKET": "5m"}, secure=secure)
+        self.cluster = DelayCluster(
+            folder, brokers=brokers, variables={"QMQ_BUCKET": "5m"}, secure=secure
+        )
 
     async def run(self, rounds: int) -> Outcome:
         """Make the whole run. Raises TimeoutError if the cluster does not recover after a fault."""
@@ -259,7 +308,11 @@ class DelayRun:
             try:
                 for number in range(rounds):
                     await asyncio.sleep(self._random.uniform(0.5, 2.5))
-                    name = self._faults[number % len(self._faults)] if rounds >= len(self._faults) else self._random.choice(self._faults)
+                    name = (
+                        self._faults[number % len(self._faults)]
+                        if rounds >= len(self._faults)
+                        else self._random.choice(self._faults)
+                    )
                     self._progress(name)
                     what = await getattr(self, f"_{name.replace('-', '_')}")()
                     outcome.faults[what] += 1
@@ -274,13 +327,17 @@ class DelayRun:
 
     async def _start_all(self) -> None:
         await asyncio.to_thread(self.cluster.etcd.start)
-        await asyncio.gather(*[self.cluster.start(name) for name in ("meta", *self.cluster.brokers)])
+        await asyncio.gather(
+            *[self.cluster.start(name) for name in ("meta", *self.cluster.brokers)]
+        )
         await asyncio.gather(*[self._start(name) for name in self.cluster.delays])
         await self.cluster.settled()
 
     async def _start(self, name: str, crash: str = "") -> None:
         clock = self._clocks.get(name)
-        await self.cluster.start(name, crash=crash, environment=clock.environment if clock is not None else None)
+        await self.cluster.start(
+            name, crash=crash, environment=clock.environment if clock is not None else None
+        )
 
     def _judge(self, work: DelayWorkload, outcome: Outcome) -> None:
         wishes = list(work.wishes.values())
@@ -326,7 +383,9 @@ class DelayRun:
         serving = [each for each, status in found.items() if status.is_serving]
         if not serving or serving == [name]:
             return
-        async with self.cluster.network.channel(self.cluster.control(serving[0]), any_server) as channel:
+        async with self.cluster.network.channel(
+            self.cluster.control(serving[0]), any_server
+        ) as channel:
             stub: Any = control_pb2_grpc.BrokerControlStub(channel)
             try:
                 await stub.Transfer(pb.TransferRequest(to=name), timeout=5.0)
@@ -357,7 +416,11 @@ class DelayRun:
         return "brokers away"
 
     async def _hand_over(self) -> str:
-        await self._hand_to(self._random.choice([each for each in self.cluster.delays if each != await self.cluster.delay_master()]))
+        await self._hand_to(
+            self._random.choice(
+                [each for each in self.cluster.delays if each != await self.cluster.delay_master()]
+            )
+        )
         await self.cluster.settled()
         return "hand-over"
 

@@ -82,7 +82,9 @@ def judge(wishes: Iterable[Wish], sights: Iterable[Sight], *, early_ms: int = 0)
 def _judge_one(verdict: Verdict, wish: Wish, copies: list[Sight], early_ms: int) -> None:
     name = f"{wish.number} (due {sorted(wish.due_times_ms)})"
     if len(copies) > 1:
-        verdict.object_to(f"{name} came {len(copies)} times: {[(each.queue, each.sequence) for each in copies]}")
+        verdict.object_to(
+            f"{name} came {len(copies)} times: {[(each.queue, each.sequence) for each in copies]}"
+        )
     if wish.is_cancelled:
         verdict.cancelled += 1
         if copies:
@@ -119,7 +121,9 @@ def out_of_order(wishes: Iterable[Wish], sights: Iterable[Sight]) -> list[str]:
         (due,) = wish.due_times_ms
         mine, before = (due, wish.number), last.get(wish.key, (-1, -1))
         if mine < before:
-            found.append(f"key {wish.key}: {wish.number} (due {due}) came behind {before[1]} (due {before[0]})")
+            found.append(
+                f"key {wish.key}: {wish.number} (due {due}) came behind {before[1]} (due {before[0]})"
+            )
         last[wish.key] = max(mine, before)
     return found
 
@@ -139,7 +143,13 @@ class DelayWorkload:
     """`start`, faults, `finish`."""
 
     def __init__(
-        self, server: str, seed: int, tls: qmq.Tls | None = None, *, pause_s: float = 0.02, delays_s: tuple[float, ...] = DELAYS_S
+        self,
+        server: str,
+        seed: int,
+        tls: qmq.Tls | None = None,
+        *,
+        pause_s: float = 0.02,
+        delays_s: tuple[float, ...] = DELAYS_S,
     ) -> None:
         self.wishes: dict[int, Wish] = {}
         self.in_time: set[int] = set()
@@ -164,9 +174,17 @@ class DelayWorkload:
         """Begin."""
         client = self._client()
         await client.metadata.create_subject(SubjectConfig(PLAIN))
-        await client.metadata.create_subject(SubjectConfig(ORDERED, order=Order.STRICT, logical_partitions=64), partitions=2)
-        self._consuming = [asyncio.create_task(self._see_plain(client)), asyncio.create_task(self._see_ordered(client))]
-        self._sending = [asyncio.create_task(self._send_forever(self._client(), subject)) for subject in (PLAIN, ORDERED)]
+        await client.metadata.create_subject(
+            SubjectConfig(ORDERED, order=Order.STRICT, logical_partitions=64), partitions=2
+        )
+        self._consuming = [
+            asyncio.create_task(self._see_plain(client)),
+            asyncio.create_task(self._see_ordered(client)),
+        ]
+        self._sending = [
+            asyncio.create_task(self._send_forever(self._client(), subject))
+            for subject in (PLAIN, ORDERED)
+        ]
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
@@ -183,19 +201,32 @@ class DelayWorkload:
             await asyncio.sleep(self._pause_s)
         await asyncio.gather(*asked)
 
-    async def _send(self, client: qmq.Client, subject: str, count: int) -> list[tuple[Wish, str | None]]:
+    async def _send(
+        self, client: qmq.Client, subject: str, count: int
+    ) -> list[tuple[Wish, str | None]]:
         wishes = [self._wish() for _ in range(count)]
         bodies = [str(wish.number).encode() for wish in wishes]
         ats = [datetime.fromtimestamp(min(wish.due_times_ms) / 1000, UTC) for wish in wishes]
         keys = [f"k{wish.key}" for wish in wishes] if subject == ORDERED else None
         try:
             if count == 1:
-                ids = [(await client.send(subject, bodies[0], key=keys[0] if keys else None, at=ats[0])).delayed_id]
+                ids = [
+                    (
+                        await client.send(
+                            subject, bodies[0], key=keys[0] if keys else None, at=ats[0]
+                        )
+                    ).delayed_id
+                ]
             else:
-                ids = [each.delayed_id for each in await client.send_many(subject, bodies, keys=keys, ats=ats)]
+                ids = [
+                    each.delayed_id
+                    for each in await client.send_many(subject, bodies, keys=keys, ats=ats)
+                ]
         except QmqError as failure:
             for wish in wishes:
-                wish.is_refused = failure.outcome is Outcome.NOT_STORED and count == 1  # of many, some batch may be stored
+                wish.is_refused = (
+                    failure.outcome is Outcome.NOT_STORED and count == 1
+                )  # of many, some batch may be stored
             return []
         acked_ms = _now_ms()
         for wish in wishes:
@@ -206,7 +237,11 @@ class DelayWorkload:
 
     def _wish(self) -> Wish:
         self._next += 1
-        due_ms = _now_ms() + int(self._random.choice(self._delays_s) * 1000) + self._random.randrange(500)
+        due_ms = (
+            _now_ms()
+            + int(self._random.choice(self._delays_s) * 1000)
+            + self._random.randrange(500)
+        )
         wish = self.wishes[self._next] = Wish(self._next, self._random.randrange(KEYS), {due_ms})
         return wish
 
@@ -241,7 +276,13 @@ class DelayWorkload:
             while True:
                 with suppress(QmqError):
                     async for message in consumer:
-                        self._saw(PLAIN, message.body, message.broker_group, message.sequence, message.append_time_ms)
+                        self._saw(
+                            PLAIN,
+                            message.body,
+                            message.broker_group,
+                            message.sequence,
+                            message.append_time_ms,
+                        )
 
     async def _see_ordered(self, client: qmq.Client) -> None:
         async with client.ordered_consumer(ORDERED, "judge") as consumer:
@@ -249,7 +290,9 @@ class DelayWorkload:
                 with suppress(QmqError):
                     async for message in consumer:
                         queue = f"{message.broker_group}/{message.partition}"
-                        self._saw(ORDERED, message.body, queue, message.sequence, message.append_time_ms)
+                        self._saw(
+                            ORDERED, message.body, queue, message.sequence, message.append_time_ms
+                        )
 
     def _saw(self, subject: str, body: bytes, queue: str, sequence: int, append_ms: int) -> None:
         self.sights[subject].append(Sight(int(body), f"{subject}@{queue}", sequence, append_ms))
@@ -260,7 +303,11 @@ class DelayWorkload:
     def missing(self) -> int:
         """Acknowledged, not cancelled, not seen."""
         seen = {sight.number for sights in self.sights.values() for sight in sights}
-        wishes = [wish for wish in self.wishes.values() if wish.is_acked and not wish.is_cancelled and not wish.may_be_cancelled]
+        wishes = [
+            wish
+            for wish in self.wishes.values()
+            if wish.is_acked and not wish.is_cancelled and not wish.may_be_cancelled
+        ]
         return sum(wish.number not in seen for wish in wishes)
 
     async def finish(self, *, within_s: float = 240.0) -> None:

@@ -47,7 +47,11 @@ class FakeTime:
             "LD_PRELOAD": str(_library()),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            **({"FAKETIME_CACHE_DURATION": str(self._cache_s)} if self._cache_s else {"FAKETIME_NO_CACHE": "1"}),
+            **(
+                {"FAKETIME_CACHE_DURATION": str(self._cache_s)}
+                if self._cache_s
+                else {"FAKETIME_NO_CACHE": "1"}
+            ),
         }
 
     def jump(self, seconds: float) -> None:

@@ -38,7 +38,10 @@ def cpu_s(*pids: int) -> float:
 def java(program: str, *options: str) -> list[str]:
     """The command that runs a program of RocketMQ's Java client. It is compiled once, into the cache."""
     source = PROGRAMS / f"{program}.java"
-    classes = CACHE / f"classes-{hashlib.sha256(source.read_bytes() + JAR.name.encode()).hexdigest()[:16]}"
+    classes = (
+        CACHE
+        / f"classes-{hashlib.sha256(source.read_bytes() + JAR.name.encode()).hexdigest()[:16]}"
+    )
     if not classes.is_dir():
         made = tempfile.mkdtemp(dir=CACHE)
         subprocess.run(["javac", "-cp", str(JAR), "-d", made, str(source)], check=True)
@@ -52,7 +55,17 @@ class Gateway:
 
     def __init__(self, server: str, port: int = 0, *options: str) -> None:
         self.port = port or free_ports(1)[0]
-        command = [sys.executable, "-m", "qmq.cli", "gateway", "--server", server, "--port", str(self.port), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "qmq.cli",
+            "gateway",
+            "--server",
+            server,
+            "--port",
+            str(self.port),
+            *options,
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -80,7 +93,11 @@ class RocketMQ:
         self.processes: list[subprocess.Popen[bytes]] = []
         names, broker, self.port = free_ports(3)
         self._write(
-            "names.conf", listenPort=names, bindAddress="127.0.0.1", kvConfigPath=self.home / "kv", configStorePath=self.home / "names"
+            "names.conf",
+            listenPort=names,
+            bindAddress="127.0.0.1",
+            kvConfigPath=self.home / "kv",
+            configStorePath=self.home / "names",
         )
         self._write(
             "broker.conf",
@@ -110,12 +127,25 @@ class RocketMQ:
         self._start("broker.BrokerStartup", 2048, "-c", "broker.conf")
         self._wait_for(broker)
         for topic in topics:
-            self._admin(names, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "8", "-w", "8")
-        self._start("proxy.ProxyStartup", 1024, "-pm", "CLUSTER", "-n", f"127.0.0.1:{names}", "-pc", str(self.home / "proxy.json"))
+            self._admin(
+                names, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "8", "-w", "8"
+            )
+        self._start(
+            "proxy.ProxyStartup",
+            1024,
+            "-pm",
+            "CLUSTER",
+            "-n",
+            f"127.0.0.1:{names}",
+            "-pc",
+            str(self.home / "proxy.json"),
+        )
         self._wait_for(self.port)
 
     def _write(self, name: str, **settings: object) -> None:
-        (self.home / name).write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        (self.home / name).write_text(
+            "".join(f"{key}={value}\n" for key, value in settings.items())
+        )
 
     def _java(self, megabytes: int, main: str) -> list[str]:
         memory = f"-Xmx{megabytes}m"
@@ -124,12 +154,24 @@ class RocketMQ:
 
     def _start(self, main: str, megabytes: int, *words: str) -> None:
         with (self.home / f"{main}.log").open("wb") as out:
-            self.processes.append(subprocess.Popen([*self._java(megabytes, main), *words], cwd=self.home, stdout=out, stderr=out))
+            self.processes.append(
+                subprocess.Popen(
+                    [*self._java(megabytes, main), *words], cwd=self.home, stdout=out, stderr=out
+                )
+            )
 
     def _admin(self, names: int, *words: str) -> None:
-        command = [*self._java(128, "tools.command.MQAdminStartup"), *words, "-n", f"127.0.0.1:{names}"]
+        command = [
+            *self._java(128, "tools.command.MQAdminStartup"),
+            *words,
+            "-n",
+            f"127.0.0.1:{names}",
+        ]
         for _ in range(60):
-            if b"success" in subprocess.run(command, cwd=self.home, capture_output=True, check=False).stdout:
+            if (
+                b"success"
+                in subprocess.run(command, cwd=self.home, capture_output=True, check=False).stdout
+            ):
                 return
         raise RuntimeError(f"{words[0]} did not succeed")
 
@@ -161,7 +203,9 @@ class Load:
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - the program's until its end
         command = [*java("RocketmqLoad", "-Xmx1g", f"-Duser.home={self._home}"), address]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen([*command, *map(str, words)], stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
+        self.process = subprocess.Popen(
+            [*command, *map(str, words)], stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+        )
 
     def until_stored(self) -> None:
         """Wait until a sender has stored the share that it may send."""

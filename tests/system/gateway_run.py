@@ -71,14 +71,29 @@ class GatewayOutcome:
 class Faults:
     """Makes the run's faults in the cluster."""
 
-    def __init__(self, cluster: TestCluster, mq: qmq.Client, gateways: list[Gateway], coin: Random, say: Callable[[str], None]) -> None:
-        self._cluster, self._mq, self._gateways, self._coin, self._say = cluster, mq, gateways, coin, say
+    def __init__(
+        self,
+        cluster: TestCluster,
+        mq: qmq.Client,
+        gateways: list[Gateway],
+        coin: Random,
+        say: Callable[[str], None],
+    ) -> None:
+        self._cluster, self._mq, self._gateways, self._coin, self._say = (
+            cluster,
+            mq,
+            gateways,
+            coin,
+            say,
+        )
         self._brokers = sorted(name for name in cluster.groups if name != "delay")
 
     async def do(self, kind: str, struck: Callable[[], None]) -> None:
         """One fault; calls `struck` when the harm is done, and returns when what was killed is there again."""
         self._say(kind)
-        await {"change": self._change, "gateway": self._kill_gateway, "failover": self._fail_over}[kind](struck)
+        await {"change": self._change, "gateway": self._kill_gateway, "failover": self._fail_over}[
+            kind
+        ](struck)
 
     async def _change(self, struck: Callable[[], None]) -> None:
         kind = self._coin.choice(KINDS)
@@ -98,7 +113,9 @@ class Faults:
         await asyncio.to_thread(self._gateways[at].kill)
         struck()
         await asyncio.sleep(DOWN_S)
-        self._gateways[at] = await asyncio.to_thread(Gateway, self._cluster.address, self._gateways[at].port)
+        self._gateways[at] = await asyncio.to_thread(
+            Gateway, self._cluster.address, self._gateways[at].port
+        )
 
     async def _fail_over(self, struck: Callable[[], None]) -> None:
         group = self._coin.choice(self._brokers)
@@ -114,25 +131,45 @@ class Faults:
 async def run(wanted: GatewayRun, say: Callable[[str], None] = lambda _: None) -> GatewayOutcome:
     """Do it, and count."""
     coin, begun_s = Random(wanted.seed), time.monotonic()
-    kinds = ["change"] * wanted.changes + ["gateway"] * wanted.gateway_kills + ["failover"] * wanted.failovers
+    kinds = (
+        ["change"] * wanted.changes
+        + ["gateway"] * wanted.gateway_kills
+        + ["failover"] * wanted.failovers
+    )
     coin.shuffle(kinds)
     async with TestCluster(brokers=wanted.replicas, groups=BROKER_GROUPS) as cluster:
         mq = cluster.client()
         if wanted.groups:
-            config = qmq.SubjectConfig(TOPIC, order=qmq.Order.STRICT, logical_partitions=LOGICAL_PARTITIONS)
+            config = qmq.SubjectConfig(
+                TOPIC, order=qmq.Order.STRICT, logical_partitions=LOGICAL_PARTITIONS
+            )
             await mq.metadata.create_subject(config)
         else:
             await mq.metadata.create_subject(qmq.SubjectConfig(TOPIC))
-        gateways = [await asyncio.to_thread(Gateway, cluster.address, free_ports(1)[0]) for _ in range(wanted.gateways)]
+        gateways = [
+            await asyncio.to_thread(Gateway, cluster.address, free_ports(1)[0])
+            for _ in range(wanted.gateways)
+        ]
         loads: list[Load] = []
         try:
             addresses = ";".join(each.address for each in gateways)
             receiver = Load(addresses, "receive", TOPIC, "G", wanted.count, 8, 16, wanted.idle_s)
             loads.append(receiver)
-            sender = Load(addresses, "send", TOPIC, wanted.count, wanted.bytes, wanted.at_once, wanted.groups, len(kinds) + 1)
+            sender = Load(
+                addresses,
+                "send",
+                TOPIC,
+                wanted.count,
+                wanted.bytes,
+                wanted.at_once,
+                wanted.groups,
+                len(kinds) + 1,
+            )
             loads.append(sender)
             under_load = await _harm(Faults(cluster, mq, gateways, coin, say), kinds, sender)
-            sent, received = await asyncio.gather(*[asyncio.to_thread(each.result) for each in (sender, receiver)])
+            sent, received = await asyncio.gather(
+                *[asyncio.to_thread(each.result) for each in (sender, receiver)]
+            )
         finally:
             for each in loads:
                 each.end()

@@ -58,9 +58,9 @@ async def describe(control: str, network: Network = NETWORK) -> pb.ReplicaStatus
     """The description from the replica at a control port; None if there is no answer."""
     async with network.channel(control, any_server) as channel:
         try:
-            status: pb.ReplicaStatus = await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
-                pb.DescribeReplicaRequest(), timeout=1.0
-            )
+            status: pb.ReplicaStatus = await control_pb2_grpc.BrokerControlStub(
+                channel
+            ).DescribeReplica(pb.DescribeReplicaRequest(), timeout=1.0)
         except grpc.RpcError:
             return None
         return status
@@ -91,8 +91,12 @@ class Group:
 
     async def describe_all(self) -> dict[str, pb.ReplicaStatus]:
         """Those that answer."""
-        found = await asyncio.gather(*[describe(self.control(name), self.network) for name in REPLICAS])
-        return {name: status for name, status in zip(REPLICAS, found, strict=True) if status is not None}
+        found = await asyncio.gather(
+            *[describe(self.control(name), self.network) for name in REPLICAS]
+        )
+        return {
+            name: status for name, status in zip(REPLICAS, found, strict=True) if status is not None
+        }
 
     async def status(self, name: str, *, within_s: float = 30.0) -> pb.ReplicaStatus:
         """The status of one replica, waited for."""
@@ -105,7 +109,11 @@ class Group:
         """The serving master of the highest epoch, waited for."""
         async with asyncio.timeout(within_s):
             while True:
-                serving = {name: each for name, each in (await self.describe_all()).items() if each.is_serving}
+                serving = {
+                    name: each
+                    for name, each in (await self.describe_all()).items()
+                    if each.is_serving
+                }
                 best = max(serving, key=lambda name: serving[name].epoch, default="")
                 if best and best != other_than:
                     return best
@@ -132,7 +140,12 @@ class Group:
                 found = await self.describe_all()
                 for status in found.values():
                     peers = {each.replica: each for each in status.peers}
-                    if status.is_serving and replica in peers and peers[replica].in_step and peers[replica].silent_ms < 500:
+                    if (
+                        status.is_serving
+                        and replica in peers
+                        and peers[replica].in_step
+                        and peers[replica].silent_ms < 500
+                    ):
                         return
                 await asyncio.sleep(0.05)
 
@@ -144,14 +157,30 @@ class Group:
         """Both logs are the same bytes on every replica, as far as all still have them."""
         await self.settled()
         for log in ("message", "action"):
-            contents = [{path.name: path.read_bytes() for path in (self.store(name) / log).iterdir()} for name in REPLICAS]
+            contents = [
+                {path.name: path.read_bytes() for path in (self.store(name) / log).iterdir()}
+                for name in REPLICAS
+            ]
             for name in set.intersection(*[set(each) for each in contents]):
-                assert len({each[name] for each in contents}) == 1, f"{log}/{name} differs between replicas"
+                assert len({each[name] for each in contents}) == 1, (
+                    f"{log}/{name} differs between replicas"
+                )
 
 
 def _agree(found: list[pb.ReplicaStatus]) -> bool:
-    same = len({(each.last_index, each.commit_index, each.message_position, each.action_position) for each in found}) == 1
-    done = all(each.is_whole and each.stored_index == each.last_index == each.commit_index for each in found)
+    same = (
+        len(
+            {
+                (each.last_index, each.commit_index, each.message_position, each.action_position)
+                for each in found
+            }
+        )
+        == 1
+    )
+    done = all(
+        each.is_whole and each.stored_index == each.last_index == each.commit_index
+        for each in found
+    )
     return same and done and sum(each.is_serving for each in found) == 1
 
 
@@ -161,7 +190,9 @@ def enforce_rules(cluster: Cluster) -> None:
 
 
 @contextmanager
-def running_group(folder: Path, network: str, *, secure: bool = False, **environment: str) -> Iterator[Group]:
+def running_group(
+    folder: Path, network: str, *, secure: bool = False, **environment: str
+) -> Iterator[Group]:
     """etcd, metaservers and group g1, until the end of the block; with `secure`, over TLS, and the cluster's `admin` looks at it."""
     settings = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500", **environment}
     with Cluster(folder, network=network, environment=settings, secure=secure) as cluster:
@@ -195,7 +226,10 @@ class Shape(NamedTuple):
     @property
     def replica_names(self) -> dict[str, list[str]]:
         """The replicas of each broker group."""
-        return {f"g{number}": [f"g{number}-{'abcdefg'[at]}" for at in range(self.replicas)] for number in range(1, self.groups + 1)}
+        return {
+            f"g{number}": [f"g{number}-{'abcdefg'[at]}" for at in range(self.replicas)]
+            for number in range(1, self.groups + 1)
+        }
 
 
 def shaped(model: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
@@ -206,14 +240,24 @@ def shaped(model: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     needs = {name: {"condition": "service_healthy", "required": True} for name in shape.etcd_names}
     services: dict[str, Any] = {}
     for name in shape.etcd_names:
-        urls = {"ETCD_ADVERTISE_CLIENT_URLS": f"http://{name}:2379", "ETCD_INITIAL_ADVERTISE_PEER_URLS": f"http://{name}:2380"}
-        services[name] = _copy(known["etcd0"], name, ETCD_NAME=name, ETCD_INITIAL_CLUSTER=members, **urls)
+        urls = {
+            "ETCD_ADVERTISE_CLIENT_URLS": f"http://{name}:2379",
+            "ETCD_INITIAL_ADVERTISE_PEER_URLS": f"http://{name}:2380",
+        }
+        services[name] = _copy(
+            known["etcd0"], name, ETCD_NAME=name, ETCD_INITIAL_CLUSTER=members, **urls
+        )
     for name in shape.meta_names:
         services[name] = {**_copy(known["meta0"], name, QMQ_ETCD=endpoints), "depends_on": needs}
     port = FIRST_DATA_PORT
     for group, replicas in shape.replica_names.items():
         for name in replicas:
-            own = {"QMQ_GROUP": group, "QMQ_REPLICA": name, "QMQ_REPLICAS": ",".join(replicas), "QMQ_ADVERTISE": name}
+            own = {
+                "QMQ_GROUP": group,
+                "QMQ_REPLICA": name,
+                "QMQ_REPLICAS": ",".join(replicas),
+                "QMQ_ADVERTISE": name,
+            }
             body = _copy(known["g1-a"], name, QMQ_ETCD=endpoints, QMQ_DATA_PORT=str(port), **own)
             services[name] = {**body, "depends_on": needs}
             port += 1
@@ -222,7 +266,13 @@ def shaped(model: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
 
 
 def _copy(body: Mapping[str, Any], name: str, **environment: str) -> dict[str, Any]:
-    found = copy.deepcopy({key: value for key, value in body.items() if key not in ("ports", "build", "networks", "depends_on")})
+    found = copy.deepcopy(
+        {
+            key: value
+            for key, value in body.items()
+            if key not in ("ports", "build", "networks", "depends_on")
+        }
+    )
     found["environment"] = {**found.get("environment", {}), **environment}
     for volume in found.get("volumes", ()):
         volume["source"] = name
@@ -243,14 +293,25 @@ class OrderedCluster:
     async def statuses(self, group: str) -> dict[str, pb.ReplicaStatus]:
         """The statuses of a broker group's replicas that answer."""
         names = self.replicas[group]
-        found = await asyncio.gather(*[describe(f"{self.cluster.address(name)}:{CONTROL_PORT}", self.network) for name in names])
-        return {name: status for name, status in zip(names, found, strict=True) if status is not None}
+        found = await asyncio.gather(
+            *[
+                describe(f"{self.cluster.address(name)}:{CONTROL_PORT}", self.network)
+                for name in names
+            ]
+        )
+        return {
+            name: status for name, status in zip(names, found, strict=True) if status is not None
+        }
 
     async def master(self, group: str, *, other_than: str = "", within_s: float = 240.0) -> str:
         """The serving master of the highest epoch, waited for."""
         async with asyncio.timeout(within_s):
             while True:
-                serving = {name: each for name, each in (await self.statuses(group)).items() if each.is_serving}
+                serving = {
+                    name: each
+                    for name, each in (await self.statuses(group)).items()
+                    if each.is_serving
+                }
                 best = max(serving, key=lambda name: serving[name].epoch, default="")
                 if best and best != other_than:
                     return best
@@ -263,7 +324,10 @@ class OrderedCluster:
                 found = await self.statuses(group)
                 masters = [name for name, each in found.items() if each.is_serving]
                 is_whole = len(found) == len(self.replicas[group]) and len(masters) == 1
-                if is_whole and sum(peer.in_step for peer in found[masters[0]].peers) == len(found) - 1:
+                if (
+                    is_whole
+                    and sum(peer.in_step for peer in found[masters[0]].peers) == len(found) - 1
+                ):
                     return masters[0]
                 await asyncio.sleep(0.05)
 
@@ -276,8 +340,13 @@ class OrderedCluster:
 
     async def _answers(self, name: str) -> bool:
         if name not in self.metas:
-            return await describe(f"{self.cluster.address(name)}:{CONTROL_PORT}", self.network) is not None
-        metadata = MetadataClient([f"{self.cluster.address(name)}:{META_PORT}"], network=self.network)
+            return (
+                await describe(f"{self.cluster.address(name)}:{CONTROL_PORT}", self.network)
+                is not None
+            )
+        metadata = MetadataClient(
+            [f"{self.cluster.address(name)}:{META_PORT}"], network=self.network
+        )
         try:
             await metadata.cluster()
         except QmqError:
@@ -293,7 +362,12 @@ class OrderedCluster:
 
 @contextmanager
 def running_cluster(
-    folder: Path, shape: Shape, network: str = "", environment: Mapping[str, str] | None = None, *, secure: bool = False
+    folder: Path,
+    shape: Shape,
+    network: str = "",
+    environment: Mapping[str, str] | None = None,
+    *,
+    secure: bool = False,
 ) -> Iterator[OrderedCluster]:
     """A cluster of that shape, until the end of the block.
 
@@ -305,8 +379,15 @@ def running_cluster(
     file.write_text(json.dumps(shaped(resolve(COMPOSE_FILE, settings), shape)))
     network = network or ("netns" if needs.can_use_namespaces() else "loopback")
     if secure:
-        services = (*ETCD, *ETCD_USERS, *shape.meta_names, *chain.from_iterable(shape.replica_names.values()))
-        with Cluster(folder / "cluster", network=network, environment=settings, secure=True) as cluster:
+        services = (
+            *ETCD,
+            *ETCD_USERS,
+            *shape.meta_names,
+            *chain.from_iterable(shape.replica_names.values()),
+        )
+        with Cluster(
+            folder / "cluster", network=network, environment=settings, secure=True
+        ) as cluster:
             cluster.up(services, deps=False)
             enforce_rules(cluster)
             shown = papers_of(folder / "cluster", "admin")
@@ -335,8 +416,20 @@ async def secured(node: NodeProcess, folder: Path, *, secure: bool = True) -> As
         return
     papers = _issued(folder / "papers")
     own, shown = papers["node"], papers[LOAD]
-    node.options += ("--tls-ca", str(own.ca), "--tls-cert", str(own.cert), "--tls-key", str(own.key), "--admins", f"op:{ADMIN}")
-    with patch.dict(os.environ, {CA_VARIABLE: str(shown.ca), CERT_VARIABLE: str(shown.cert), KEY_VARIABLE: str(shown.key)}):
+    node.options += (
+        "--tls-ca",
+        str(own.ca),
+        "--tls-cert",
+        str(own.cert),
+        "--tls-key",
+        str(own.key),
+        "--admins",
+        f"op:{ADMIN}",
+    )
+    with patch.dict(
+        os.environ,
+        {CA_VARIABLE: str(shown.ca), CERT_VARIABLE: str(shown.cert), KEY_VARIABLE: str(shown.key)},
+    ):
         await asyncio.to_thread(node.start)
         try:
             await _enforce(node.address, papers[ADMIN])

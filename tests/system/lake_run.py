@@ -65,24 +65,34 @@ async def lake_run(
     choose, outcome = random.Random(seed), LakeOutcome()
     uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}/warehouse"
     async with qmq.connect(server) as mq:
-        await mq.metadata.create_subject(SubjectConfig(SUBJECT, order=Order.STRICT, logical_partitions=LPS), partitions=2)
+        await mq.metadata.create_subject(
+            SubjectConfig(SUBJECT, order=Order.STRICT, logical_partitions=LPS), partitions=2
+        )
         if is_typed:
             await mq.metadata.set_subject_schema(SUBJECT, SchemaFormat.JSON_SCHEMA, SCHEMA)
         newest, sent = 2, 0
         async with mq.ordered_producer(SUBJECT) as producer:
             for part in range(kills):
                 end = rows * (part + 1) // kills
-                await producer.send_many(list(map(body, range(sent, end))), [f"k{n % 97}" for n in range(sent, end)])
+                await producer.send_many(
+                    list(map(body, range(sent, end))), [f"k{n % 97}" for n in range(sent, end)]
+                )
                 sent = end
                 if outcome.changes < changes * (part + 1) // kills:
                     if outcome.changes % 2 == 0:
-                        await mq.metadata.change_route(SUBJECT, split=pb.SplitOperation(partition=newest))
+                        await mq.metadata.change_route(
+                            SUBJECT, split=pb.SplitOperation(partition=newest)
+                        )
                         newest += 2
                     else:
-                        await mq.metadata.change_route(SUBJECT, merge=pb.MergeOperation(partitions=[newest - 1, newest]))
+                        await mq.metadata.change_route(
+                            SUBJECT, merge=pb.MergeOperation(partitions=[newest - 1, newest])
+                        )
                         newest += 1
                     outcome.changes += 1
-                _killed(_follow(server, uri, warehouse, "--interval", "0.1", *more), choose, outcome)
+                _killed(
+                    _follow(server, uri, warehouse, "--interval", "0.1", *more), choose, outcome
+                )
                 step()
     last, output = _started(_follow(server, uri, warehouse, "--once", *more))
     while os.read(output.fileno(), 1 << 16):
@@ -97,7 +107,12 @@ async def lake_run(
         rejected = catalog.load_table(("qmq", f"{SUBJECT}__rejected")).scan().to_arrow()
         outcome.rejected = rejected.num_rows
         outcome.anomalies += misplaced(found, rejected)
-        found = pa.concat_tables([found.select(rejected.column_names[:-2]), rejected.drop_columns(rejected.column_names[-2:])])
+        found = pa.concat_tables(
+            [
+                found.select(rejected.column_names[:-2]),
+                rejected.drop_columns(rejected.column_names[-2:]),
+            ]
+        )
     catalog.close()
     outcome.rows, outcome.sum = found.num_rows, sum(map(number_of, found["body"].to_pylist()))
     outcome.anomalies += anomalies(found, rows)
@@ -105,7 +120,18 @@ async def lake_run(
 
 
 def _follow(server: str, uri: str, warehouse: str, *more: str) -> list[str]:
-    words = ["lake", "follow", "--server", server, "--subject", SUBJECT, "--catalog-uri", uri, "--warehouse", warehouse]
+    words = [
+        "lake",
+        "follow",
+        "--server",
+        server,
+        "--subject",
+        SUBJECT,
+        "--catalog-uri",
+        uri,
+        "--warehouse",
+        warehouse,
+    ]
     return [*words, *more]
 
 
@@ -114,7 +140,9 @@ def _started(words: list[str]) -> tuple[Any, Any]:
     start time.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["qmq.cli.app", "pyspark_qmq.lake.writer", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"])
+    context.set_forkserver_preload(
+        ["qmq.cli.app", "pyspark_qmq.lake.writer", "pyiceberg.catalog.sql", "pyiceberg.io.pyarrow"]
+    )
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_qmq, args=(words, theirs))
     process.start()
@@ -161,9 +189,17 @@ def number_of(body: bytes) -> int:
 
 def misplaced(found: pa.Table, rejected: pa.Table) -> list[str]:
     """Rows of a typed run that are in the wrong table, or whose column does not say what their body says."""
-    wrong = [f"{body!r} was rejected" for body in rejected["body"].to_pylist() if not body.startswith(b"bad ")]
+    wrong = [
+        f"{body!r} was rejected"
+        for body in rejected["body"].to_pylist()
+        if not body.startswith(b"bad ")
+    ]
     pairs = zip(found["body"].to_pylist(), found["value"].to_pylist(), strict=True)
-    return wrong + [f"{body!r} has the value {value}" for body, value in pairs if body != b'{"n":%d}' % value["n"]]
+    return wrong + [
+        f"{body!r} has the value {value}"
+        for body, value in pairs
+        if body != b'{"n":%d}' % value["n"]
+    ]
 
 
 def anomalies(found: pa.Table, rows: int) -> list[str]:

@@ -62,7 +62,9 @@ STOPPED_S = (0.5, 6.0)
 class Changer:
     """Changes the route of one subject."""
 
-    def __init__(self, metadata: MetadataClient, subject: str, groups: Sequence[str], coin: Random) -> None:
+    def __init__(
+        self, metadata: MetadataClient, subject: str, groups: Sequence[str], coin: Random
+    ) -> None:
         self.done: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         """Tries that ended with an error, by code: conflicts with the other one's changes, metaservers that died."""
@@ -74,7 +76,9 @@ class Changer:
         if kind == "drain":
             await self.evacuate(self._coin.choice(list(self._groups)))
         else:
-            await self._until_done(kind, lambda route: operation(self._coin, kind, route, self._groups))
+            await self._until_done(
+                kind, lambda route: operation(self._coin, kind, route, self._groups)
+            )
         self.done[kind] += 1
 
     async def route(self, version: int = 0) -> pb.OrderedRoute:
@@ -108,7 +112,9 @@ class Changer:
         while await self._until_done("drain", next_move):
             pass
 
-    async def _until_done(self, reason: str, choose: Callable[[pb.OrderedRoute], dict[str, Any] | None]) -> bool:
+    async def _until_done(
+        self, reason: str, choose: Callable[[pb.OrderedRoute], dict[str, Any] | None]
+    ) -> bool:
         """One change; False if there was nothing to change. Raises TimeoutError."""
         async with asyncio.timeout(CHANGE_S):
             while True:
@@ -117,7 +123,9 @@ class Changer:
                     wanted = choose(route)
                     if wanted is None:
                         return False
-                    await self._metadata.change_route(self._subject, **wanted, from_version=route.version, reason=reason)
+                    await self._metadata.change_route(
+                        self._subject, **wanted, from_version=route.version, reason=reason
+                    )
                     self._latest = max(self._latest, route.version + 1)
                     return True
                 except QmqError as failure:
@@ -174,7 +182,13 @@ class Nemesis:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.done: Counter[str] = Counter()
-        self._victims, self._consumers, self._recorder, self._changer, self._coin = victims, consumers, recorder, changer, coin
+        self._victims, self._consumers, self._recorder, self._changer, self._coin = (
+            victims,
+            consumers,
+            recorder,
+            changer,
+            coin,
+        )
         self._note, self._progress, self._sleep = note, progress, sleep
         self._consumer_lease_s = consumer_lease_s
         self._outages = 0
@@ -252,7 +266,9 @@ class Nemesis:
 
     async def _cut_group(self) -> None:
         victims = self._victims
-        services = [name for name in victims.cluster.services if name.startswith("etcd")] + victims.metas
+        services = [
+            name for name in victims.cluster.services if name.startswith("etcd")
+        ] + victims.metas
 
         async def cut(group: str) -> None:
             for replica in victims.replicas[group]:
@@ -264,7 +280,12 @@ class Nemesis:
 
         await self._take_away("a cut off group", cut, heal)
 
-    async def _take_away(self, kind: str, harm: Callable[[str], Awaitable[None]], mend: Callable[[str], Awaitable[None]]) -> None:
+    async def _take_away(
+        self,
+        kind: str,
+        harm: Callable[[str], Awaitable[None]],
+        mend: Callable[[str], Awaitable[None]],
+    ) -> None:
         """Repeat until a group had its share from before the outage until it was unreachable: changes continue meanwhile."""
         victims, held = self._victims, frozenset[int]()
         while not held:
@@ -300,7 +321,12 @@ class Nemesis:
     def _outage(self, group: str, kind: str, *names: str) -> _Outage:
         self._outages += 1
         self._note(f"{kind}: {group}, {' '.join(names)}")
-        return _Outage(self._recorder, Outage(process="nemesis", type="invoke", broker_group=group, kind=kind, op=self._outages))
+        return _Outage(
+            self._recorder,
+            Outage(
+                process="nemesis", type="invoke", broker_group=group, kind=kind, op=self._outages
+            ),
+        )
 
     # --- metaservers and consumers -----------------------------------------------------------------------------------------
 
@@ -343,7 +369,13 @@ class _Outage:
             self._recorder.record(self._begun.ended("ok"))
 
 
-async def follow(steps: Sequence[Step], act: Callable[[str], Awaitable[None]], done: Callable[[], None], *, begin_s: float) -> None:
+async def follow(
+    steps: Sequence[Step],
+    act: Callable[[str], Awaitable[None]],
+    done: Callable[[], None],
+    *,
+    begin_s: float,
+) -> None:
     """Take one step after the other, none before its time."""
     for step in steps:
         await asyncio.sleep(max(begin_s + step.at_s - time.monotonic(), 0.0))
@@ -405,14 +437,30 @@ class Result:
     @property
     def figures(self) -> dict[str, Any]:
         """For a table."""
-        found: dict[str, Any] = {"seconds under load": round(self.seconds, 1), "changes published": self.report.counts["changes"]}
+        found: dict[str, Any] = {
+            "seconds under load": round(self.seconds, 1),
+            "changes published": self.report.counts["changes"],
+        }
         found |= {f"asked for: {kind}": count for kind, count in sorted(self.changes.items())}
-        found |= {f"tries of changes that ended in {code}": count for code, count in sorted(self.refused.items())}
+        found |= {
+            f"tries of changes that ended in {code}": count
+            for code, count in sorted(self.refused.items())
+        }
         found |= {f"fault: {kind}": count for kind, count in sorted(self.faults.items())}
-        found |= {f"messages that failed, {what}": count for what, count in sorted(self.failures.items())}
-        found |= {f"messages: {name}": count for name, count in self.report.counts.items() if name not in ("changes", "outages")}
+        found |= {
+            f"messages that failed, {what}": count for what, count in sorted(self.failures.items())
+        }
+        found |= {
+            f"messages: {name}": count
+            for name, count in self.report.counts.items()
+            if name not in ("changes", "outages")
+        }
         found |= {f"table of group {group}": text for group, text in self.tables.items()}
-        return {**found, **self.report.figures, "anomalies": [str(each) for each in self.report.anomalies][:10]}
+        return {
+            **found,
+            **self.report.figures,
+            "anomalies": [str(each) for each in self.report.anomalies][:10],
+        }
 
 
 def sources_of(options: Options) -> list[Iterator[Item]]:
@@ -428,13 +476,17 @@ def tables_of(options: Options, path: Path) -> dict[str, str]:
     changes, found = list(source.changes(options.rows)), dict[str, str]()
     for group in GROUPS:
         try:
-            found[group] = SAME if followed(load(path), changes, group) == source.dump() else "another one"
+            found[group] = (
+                SAME if followed(load(path), changes, group) == source.dump() else "another one"
+            )
         except OutOfOrder as failure:
             found[group] = str(failure)
     return found
 
 
-async def run(cluster: OrderedCluster, options: Options, folder: Path, done: Callable[[], None] = lambda: None) -> Result:
+async def run(
+    cluster: OrderedCluster, options: Options, folder: Path, done: Callable[[], None] = lambda: None
+) -> Result:
     """Make all changes and faults under load, then drain, then judge. Raises errors that prevent a verdict."""
     subject = f"faults.ordered.{options.seed}"
     async with qmq.connect(cluster.server) as client:
@@ -451,7 +503,15 @@ async def run(cluster: OrderedCluster, options: Options, folder: Path, done: Cal
         pause_s=pause_s,
     )
     consumers = [
-        ConsumerProcess(cluster.server, subject, group, f"{group}-{at}", work.path, lease_ms=CONSUMER_LEASE_MS, gate=gate)
+        ConsumerProcess(
+            cluster.server,
+            subject,
+            group,
+            f"{group}-{at}",
+            work.path,
+            lease_ms=CONSUMER_LEASE_MS,
+            gate=gate,
+        )
         for group, gate in GROUPS.items()
         for at in range(options.consumers)
     ]
@@ -464,7 +524,11 @@ async def run(cluster: OrderedCluster, options: Options, folder: Path, done: Cal
 
 
 async def _run(
-    cluster: OrderedCluster, options: Options, work: OrderedWorkload, consumers: list[ConsumerProcess], done: Callable[[], None]
+    cluster: OrderedCluster,
+    options: Options,
+    work: OrderedWorkload,
+    consumers: list[ConsumerProcess],
+    done: Callable[[], None],
 ) -> Result:
     coin = Random(options.seed)
     changer = Changer(work.client.metadata, work.subject, sorted(cluster.replicas), coin)
@@ -473,7 +537,14 @@ async def _run(
         await work.wait_for_acks(count, within_s=within_s, lps=lps)
 
     nemesis = Nemesis(
-        cluster, consumers, work.recorder, changer, coin, note=work.note, progress=progress, consumer_lease_s=CONSUMER_LEASE_MS / 1000
+        cluster,
+        consumers,
+        work.recorder,
+        changer,
+        coin,
+        note=work.note,
+        progress=progress,
+        consumer_lease_s=CONSUMER_LEASE_MS / 1000,
     )
     for consumer in consumers:
         consumer.start()
@@ -499,21 +570,27 @@ async def _run(
         await work.wait_for_end()
     seconds = time.monotonic() - begin_s
     strict = [group for group, gate in GROUPS.items() if gate == "strict"]
-    report = await work.stop(within_s=300.0, strict=strict, slow_s=options.slow_s, after_s=options.after_s)
+    report = await work.stop(
+        within_s=300.0, strict=strict, slow_s=options.slow_s, after_s=options.after_s
+    )
     return Result(
         report=report,
         changes=dict(changer.done),
         refused=dict(changer.refused),
         faults=dict(nemesis.done),
         failures=work.failures,
-        tables=await asyncio.to_thread(tables_of, options, work.path) if options.workload == "binlog" else {},
+        tables=await asyncio.to_thread(tables_of, options, work.path)
+        if options.workload == "binlog"
+        else {},
         seconds=seconds,
     )
 
 
 async def run_in(folder: Path, options: Options, done: Callable[[], None] = lambda: None) -> Result:
     """The same with a new cluster."""
-    manager = running_cluster(folder, options.shape, options.network, {"QMQ_FLUSH": options.flush}, secure=options.secure)
+    manager = running_cluster(
+        folder, options.shape, options.network, {"QMQ_FLUSH": options.flush}, secure=options.secure
+    )
     cluster = await asyncio.to_thread(manager.__enter__)
     try:
         return await run(cluster, options, folder, done)

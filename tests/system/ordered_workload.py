@@ -59,7 +59,19 @@ from binlog import Change, MemoryReplica, Source
 from flights import flights
 from history import Note, Recorder, load
 from history.events import Operation, Type
-from history.ordered import Deliver, Handed, Keyed, OrderedReport, Part, Put, Rerouted, Sealed, Settle, Stored, check_ordered
+from history.ordered import (
+    Deliver,
+    Handed,
+    Keyed,
+    OrderedReport,
+    Part,
+    Put,
+    Rerouted,
+    Sealed,
+    Settle,
+    Stored,
+    check_ordered,
+)
 from qmq_ordering.hashing import logical_partition
 
 import qmq
@@ -115,7 +127,9 @@ class PutRecorder:
     async def send(self, producer: OrderedProducer, items: Sequence[Item]) -> None:
         """Send the messages in this order, and record the outcome of each. Failures are recorded, not raised."""
         messages = [self._next(item.key) for item in items]
-        begun = self._recorder.record(Put(process=self._name, type="invoke", subject=self._subject, messages=tuple(messages)))
+        begun = self._recorder.record(
+            Put(process=self._name, type="invoke", subject=self._subject, messages=tuple(messages))
+        )
         chosen: defaultdict[Ticket, list[tuple[Keyed, int]]] = defaultdict(list)
         for message, item in zip(messages, items, strict=True):
             ticket = producer.send(body_of(self._name, message.serial, item.payload), item.key)
@@ -132,15 +146,22 @@ class PutRecorder:
             receipt = await ticket
         except QmqError as failure:
             self.failures[f"{failure.outcome.name.lower()} E{failure.code}"] += len(found)
-            end = begun.ended("info" if failure.outcome is Outcome.UNKNOWN else "fail", messages=tuple(name for name, _ in found))
+            end = begun.ended(
+                "info" if failure.outcome is Outcome.UNKNOWN else "fail",
+                messages=tuple(name for name, _ in found),
+            )
             self._recorder.record(end)
             return
         for is_resent in (False, True):
-            stored = [(name, place) for name, place in found if _is_resent(receipt, place) is is_resent]
+            stored = [
+                (name, place) for name, place in found if _is_resent(receipt, place) is is_resent
+            ]
             if stored:
                 places = tuple(_stored(receipt, place) for _, place in stored)
                 names = tuple(name for name, _ in stored)
-                self._recorder.record(begun.ended("ok", messages=names, places=places, resent=is_resent or None))
+                self._recorder.record(
+                    begun.ended("ok", messages=names, places=places, resent=is_resent or None)
+                )
         self.acked.update(name.key for name, _ in found)
 
 
@@ -170,7 +191,9 @@ class DeliveryRecorder:
         self._recorder = recorder
         self._process = process
         self._group = group
-        self._answered: defaultdict[tuple[int, int, Type], list[tuple[int, int]]] = defaultdict(list)
+        self._answered: defaultdict[tuple[int, int, Type], list[tuple[int, int]]] = defaultdict(
+            list
+        )
         self._is_flushing = False
 
     def delivered(self, message: OrderedMessage) -> bytes:
@@ -185,7 +208,16 @@ class DeliveryRecorder:
         rows, payloads = list[Handed](), list[bytes]()
         for message in messages:
             producer, serial, payload = parse(message.body)
-            rows.append(Handed(message.sequence, message.key or "", producer, serial, message.attempt, id_of(message.id)))
+            rows.append(
+                Handed(
+                    message.sequence,
+                    message.key or "",
+                    producer,
+                    serial,
+                    message.attempt,
+                    id_of(message.id),
+                )
+            )
             payloads.append(payload)
         first = messages[0]
         lps = first.lane.lane.range  # type: ignore[attr-defined]
@@ -206,15 +238,28 @@ class DeliveryRecorder:
 
     async def ack(self, message: OrderedMessage) -> None:
         """Acknowledge it, and write down what is known of that. Raises nothing."""
-        await self._ack(message.ack_sync, [message.cell], message.partition, message.token, [message.sequence])
+        await self._ack(
+            message.ack_sync, [message.cell], message.partition, message.token, [message.sequence]
+        )
 
     async def ack_in_bulk(self, messages: OrderedMessages) -> None:
         """The same for many of one lane."""
         cells = [run.cell for run in messages.runs]
-        await self._ack(messages.ack_sync, cells, messages.partition, messages.token, [each.sequence for each in messages])
+        await self._ack(
+            messages.ack_sync,
+            cells,
+            messages.partition,
+            messages.token,
+            [each.sequence for each in messages],
+        )
 
     async def _ack(
-        self, ack: Callable[[], Awaitable[None]], cells: Sequence[Cell], partition: int, token: int, sequences: Sequence[int]
+        self,
+        ack: Callable[[], Awaitable[None]],
+        cells: Sequence[Cell],
+        partition: int,
+        token: int,
+        sequences: Sequence[int],
     ) -> None:
         is_void = all(cell.state is LaneState.VOID for cell in cells)
         began_ns = time.monotonic_ns()
@@ -268,7 +313,10 @@ class RouteRecorder:
     async def look(self) -> None:
         """Write down what is new. Raises QmqError."""
         described = await self._metadata.describe_route(self._subject)
-        changes = {change.to_version: change for change in await self._metadata.route_history(self._subject)}
+        changes = {
+            change.to_version: change
+            for change in await self._metadata.route_history(self._subject)
+        }
         self._fenced.update(described.route.fenced)
         for version in range(1, described.latest_version + 1):
             await self._look_at(version, changes.get(version))
@@ -278,7 +326,9 @@ class RouteRecorder:
         known = self._written.get(version)
         if known is not None and not known.sources:
             return
-        event = self._event(version, known.partitions if known is not None else await self._parts(version), change)
+        event = self._event(
+            version, known.partitions if known is not None else await self._parts(version), change
+        )
         if known is None or (event.sealed, event.fenced) != (known.sealed, known.fenced):
             self._written[version] = event
             self._recorder.record(event)
@@ -286,12 +336,19 @@ class RouteRecorder:
     async def _parts(self, version: int) -> tuple[Part, ...]:
         route = (await self._metadata.describe_route(self._subject, version)).route
         self.logical_partitions = route.logical_partitions
-        return tuple(Part(each.number, each.lps.first, each.lps.end, each.broker_group) for each in route.partitions)
+        return tuple(
+            Part(each.number, each.lps.first, each.lps.end, each.broker_group)
+            for each in route.partitions
+        )
 
     def _event(self, version: int, parts: tuple[Part, ...], change: Any) -> Rerouted:
         sources, sealed, times = (), {}, {}
         if change is not None:
-            sources, sealed, times = tuple(change.sources), dict(change.sealed), dict(change.times_ms)
+            sources, sealed, times = (
+                tuple(change.sources),
+                dict(change.sealed),
+                dict(change.times_ms),
+            )
             self._fenced.update(number for number, sequence in sealed.items() if sequence < 0)
         return Rerouted(
             process="nemesis",
@@ -320,10 +377,19 @@ async def is_drained(metadata: MetadataClient, subject: str, groups: Iterable[st
     described = await metadata.describe_route(subject)
     found = {group.group: group for group in described.groups}
     is_complete = not described.silent_groups and not described.route.fenced
-    return is_complete and all(name in found and not found[name].backlog and not found[name].parked_keys for name in groups)
+    return is_complete and all(
+        name in found and not found[name].backlog and not found[name].parked_keys for name in groups
+    )
 
 
-KILLS = {"kill-master": 3, "kill-slave": 1, "kill-meta": 2, "kill-consumer": 3, "stop-consumer": 2, "stop-master": 2}
+KILLS = {
+    "kill-master": 3,
+    "kill-slave": 1,
+    "kill-meta": 2,
+    "kill-consumer": 3,
+    "stop-consumer": 2,
+    "stop-master": 2,
+}
 CHANGES = {"split": 4, "merge": 3, "move": 3, "drain": 1}
 PARTITIONS_MAX = 8
 LONG = ("freeze-group", "cut-group")
@@ -336,7 +402,9 @@ class Step(NamedTuple):
     kind: str
 
 
-def plan(seed: int, *, changes: int, kills: int, freezes: int, seconds: float, can_cut: bool) -> tuple[list[Step], list[Step]]:
+def plan(
+    seed: int, *, changes: int, kills: int, freezes: int, seconds: float, can_cut: bool
+) -> tuple[list[Step], list[Step]]:
     """Changes and faults, each spread over the time at random. However few there are, the first ones are one of each kind."""
     coin = Random(seed)
     kinds = list(CHANGES)[:3][: min(changes, 3)]
@@ -370,17 +438,30 @@ def worth_harming(route: pb.OrderedRoute, groups: Sequence[str]) -> list[str]:
     return [group for group in groups if is_share(held_by(route, group), route, groups)]
 
 
-def operation(coin: Random, kind: str, route: pb.OrderedRoute, groups: Sequence[str]) -> dict[str, object]:
+def operation(
+    coin: Random, kind: str, route: pb.OrderedRoute, groups: Sequence[str]
+) -> dict[str, object]:
     """A change of this kind, or of another one where this is not possible: the arguments of `change_route`."""
     parts = list(route.partitions)
     if kind == "merge" and len(parts) > 1:
         at = coin.randrange(len(parts) - 1)
-        return {"merge": pb.MergeOperation(partitions=[parts[at].number, parts[at + 1].number], broker_group=coin.choice(groups))}
+        return {
+            "merge": pb.MergeOperation(
+                partitions=[parts[at].number, parts[at + 1].number],
+                broker_group=coin.choice(groups),
+            )
+        }
     wide = [part for part in parts if part.lps.end - part.lps.first > 1]
     if kind in ("split", "merge") and wide and len(parts) < PARTITIONS_MAX:
         part = coin.choice(wide)
         at = coin.randrange(part.lps.first + 1, part.lps.end)
-        return {"split": pb.SplitOperation(partition=part.number, at=[at], broker_groups=[coin.choice(groups) for _ in range(2)])}
+        return {
+            "split": pb.SplitOperation(
+                partition=part.number,
+                at=[at],
+                broker_groups=[coin.choice(groups) for _ in range(2)],
+            )
+        }
     if kind == "split" and len(parts) > 1:
         return operation(coin, "merge", route, groups)
     part = coin.choice(parts)
@@ -388,11 +469,15 @@ def operation(coin: Random, kind: str, route: pb.OrderedRoute, groups: Sequence[
     return {"move": pb.MoveOperation(partition=part.number, broker_group=coin.choice(others))}
 
 
-def evacuation(route: pb.OrderedRoute, group: str, groups: Sequence[str], coin: Random) -> list[pb.MoveOperation]:
+def evacuation(
+    route: pb.OrderedRoute, group: str, groups: Sequence[str], coin: Random
+) -> list[pb.MoveOperation]:
     """The changes that move everything away from a broker group."""
     others = [name for name in groups if name != group]
     return [
-        pb.MoveOperation(partition=part.number, broker_group=coin.choice(others)) for part in route.partitions if part.broker_group == group
+        pb.MoveOperation(partition=part.number, broker_group=coin.choice(others))
+        for part in route.partitions
+        if part.broker_group == group
     ]
 
 
@@ -419,13 +504,19 @@ def reads_in_bulk(name: str) -> bool:
 def flight_sources(producers: int) -> list[Iterator[Item]]:
     """All flights again and again, each producer with its own aircraft."""
     rows = [Item(row.tail_number, row.line.encode()) for row in flights()]
-    return [itertools.cycle([row for row in rows if share_of(row.key, producers) == number]) for number in range(producers)]
+    return [
+        itertools.cycle([row for row in rows if share_of(row.key, producers) == number])
+        for number in range(producers)
+    ]
 
 
 def binlog_sources(producers: int, source: Source, count: int) -> list[Iterator[Item]]:
     """Changes of a table, each producer with its own keys. After all of them the table is in its final state."""
     changes = [Item(change.key, change.encode()) for change in source.changes(count)]
-    return [iter([change for change in changes if share_of(change.key, producers) == number]) for number in range(producers)]
+    return [
+        iter([change for change in changes if share_of(change.key, producers) == number])
+        for number in range(producers)
+    ]
 
 
 class Follower:
@@ -507,12 +598,18 @@ class OrderedWorkload:
         """The same for some logical partitions."""
         acked = sum((put.acked for put in self.puts), start=Counter[str]())
         count = self.routes.logical_partitions
-        return sum(number for key, number in acked.items() if logical_partition(key.encode(), count) in lps)
+        return sum(
+            number for key, number in acked.items() if logical_partition(key.encode(), count) in lps
+        )
 
     @property
     def failures(self) -> dict[str, int]:
         """Messages that failed, by outcome and code."""
-        return dict(sum([put.failures for put in self.puts], start=type(self.puts[0].failures)()) if self.puts else {})
+        return dict(
+            sum([put.failures for put in self.puts], start=type(self.puts[0].failures)())
+            if self.puts
+            else {}
+        )
 
     async def start(self) -> None:
         """Begin. One client for each producer and consumer, as separate processes would have."""
@@ -520,7 +617,9 @@ class OrderedWorkload:
         self._looking = asyncio.create_task(self._look())
         for group, count in self._consumers.items():
             for number in range(count):
-                self._consuming.append(asyncio.create_task(self._consume(group, f"{group}-{number}")))
+                self._consuming.append(
+                    asyncio.create_task(self._consume(group, f"{group}-{number}"))
+                )
         for number, source in enumerate(self._sources):
             self.puts.append(PutRecorder(self.recorder, f"p{number}", self.subject))
             self._producing.append(asyncio.create_task(self._produce(self.puts[-1], source)))
@@ -539,13 +638,17 @@ class OrderedWorkload:
 
     async def _produce(self, put: PutRecorder, source: Iterator[Item]) -> None:
         under_way: set[asyncio.Task[None]] = set()
-        async with self._new_client().ordered_producer(self.subject, delivery_timeout_s=120.0) as producer:
+        async with self._new_client().ordered_producer(
+            self.subject, delivery_timeout_s=120.0
+        ) as producer:
             while not self._stops.is_set():
                 items = list(itertools.islice(source, BATCH))
                 if not items:
                     break
                 if len(under_way) >= UNDER_WAY_MAX:
-                    _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                    _, under_way = await asyncio.wait(
+                        under_way, return_when=asyncio.FIRST_COMPLETED
+                    )
                 under_way.add(asyncio.create_task(put.send(producer, items)))
                 await asyncio.sleep(self._pause_s)
             await asyncio.gather(*under_way)
@@ -554,11 +657,22 @@ class OrderedWorkload:
 
     async def _consume(self, group: str, name: str) -> None:
         follower, in_bulk = self._followers.get(group), reads_in_bulk(name)
-        await consume(self._new_client(), self.recorder, self.subject, group, name, gate=self._gate, follower=follower, in_bulk=in_bulk)
+        await consume(
+            self._new_client(),
+            self.recorder,
+            self.subject,
+            group,
+            name,
+            gate=self._gate,
+            follower=follower,
+            in_bulk=in_bulk,
+        )
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
-    async def wait_for_acks(self, count: int, *, within_s: float = 240.0, lps: Collection[int] = ()) -> None:
+    async def wait_for_acks(
+        self, count: int, *, within_s: float = 240.0, lps: Collection[int] = ()
+    ) -> None:
         """Wait for this many more acknowledged messages, of these logical partitions or of any."""
 
         def acked() -> int:
@@ -584,7 +698,12 @@ class OrderedWorkload:
                 raise follower.failure
 
     async def stop(
-        self, *, within_s: float = 120.0, strict: Sequence[str] = (), slow_s: float = 1.0, after_s: float = 2.0
+        self,
+        *,
+        within_s: float = 120.0,
+        strict: Sequence[str] = (),
+        slow_s: float = 1.0,
+        after_s: float = 2.0,
     ) -> OrderedReport:
         """Stop sending; drain; check the whole history."""
         self._stops.set()
@@ -595,7 +714,12 @@ class OrderedWorkload:
         await self.close()
         events = await asyncio.to_thread(load, self.path)
         return check_ordered(
-            events, drained=True, groups=self.groups, strict=strict, slow_ns=int(slow_s * 1e9), after_ns=int(after_s * 1e9)
+            events,
+            drained=True,
+            groups=self.groups,
+            strict=strict,
+            slow_ns=int(slow_s * 1e9),
+            after_ns=int(after_s * 1e9),
         )
 
     async def _drained(self) -> None:
@@ -633,16 +757,24 @@ async def consume(
     in_bulk: bool = False,
 ) -> None:
     """Run one consumer until it is cancelled: record each delivery, then process it, then acknowledge it."""
-    async with client.ordered_consumer(subject, group, name=name, ack="explicit", gate=gate, lease_ms=lease_ms) as consumer:
+    async with client.ordered_consumer(
+        subject, group, name=name, ack="explicit", gate=gate, lease_ms=lease_ms
+    ) as consumer:
         log = DeliveryRecorder(recorder, f"{name}.{consumer.incarnation}", group)
         follow = follower or (lambda payload: None)
         try:
-            await (_read_in_bulk(consumer, log, follow) if in_bulk else _read_one_by_one(consumer, log, follow))
+            await (
+                _read_in_bulk(consumer, log, follow)
+                if in_bulk
+                else _read_one_by_one(consumer, log, follow)
+            )
         finally:
             log.flush()
 
 
-async def _read_one_by_one(consumer: qmq.OrderedConsumer, log: DeliveryRecorder, follow: Callable[[bytes], None]) -> None:
+async def _read_one_by_one(
+    consumer: qmq.OrderedConsumer, log: DeliveryRecorder, follow: Callable[[bytes], None]
+) -> None:
     async def handle(message: qmq.OrderedMessage) -> None:
         follow(log.delivered(message))
         await log.ack(message)
@@ -650,7 +782,9 @@ async def _read_one_by_one(consumer: qmq.OrderedConsumer, log: DeliveryRecorder,
     await consumer.run(handle, concurrency=CONCURRENCY)
 
 
-async def _read_in_bulk(consumer: qmq.OrderedConsumer, log: DeliveryRecorder, follow: Callable[[bytes], None]) -> None:
+async def _read_in_bulk(
+    consumer: qmq.OrderedConsumer, log: DeliveryRecorder, follow: Callable[[bytes], None]
+) -> None:
     while True:
         found = await consumer.pull(BULK)
         if found:
@@ -667,7 +801,15 @@ class ConsumerProcess:
     """One consumer. Each process of the consumer has its own name in the history: the incarnation."""
 
     def __init__(
-        self, server: str, subject: str, group: str, name: str, history: Path, *, lease_ms: int = LEASE_MS, gate: str = ""
+        self,
+        server: str,
+        subject: str,
+        group: str,
+        name: str,
+        history: Path,
+        *,
+        lease_ms: int = LEASE_MS,
+        gate: str = "",
     ) -> None:
         self.name = name
         self.group = group
@@ -685,7 +827,12 @@ class ConsumerProcess:
     def start(self) -> None:
         """Begin a life."""
         path = os.pathsep.join(
-            [str(TESTS), str(TESTS.parent / "examples"), str(TESTS.parent / "scripts"), os.environ.get("PYTHONPATH", "")]
+            [
+                str(TESTS),
+                str(TESTS.parent / "examples"),
+                str(TESTS.parent / "scripts"),
+                os.environ.get("PYTHONPATH", ""),
+            ]
         )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "system.ordered_workload", *self._words],

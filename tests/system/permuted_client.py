@@ -51,14 +51,27 @@ class Work:
 async def main(server: str) -> None:
     work = Work()
     async with qmq.connect(server) as mq:
-        await mq.metadata.create_subject(SubjectConfig("accounts", order=Order.STRICT, logical_partitions=64), partitions=2)
-        plain, ordered = mq.producer("orders", delivery_timeout_s=FOR_EVER_S), mq.producer("accounts", delivery_timeout_s=FOR_EVER_S)
+        await mq.metadata.create_subject(
+            SubjectConfig("accounts", order=Order.STRICT, logical_partitions=64), partitions=2
+        )
+        plain, ordered = (
+            mq.producer("orders", delivery_timeout_s=FOR_EVER_S),
+            mq.producer("accounts", delivery_timeout_s=FOR_EVER_S),
+        )
         sending = [
             asyncio.ensure_future(work.send(plain.send, "plain")),
             asyncio.ensure_future(work.send(lambda body: ordered.send(body, key="k"), "ordered")),
-            asyncio.ensure_future(work.send(lambda body: mq.send("orders", body, delay=timedelta(milliseconds=100)), "delayed")),
+            asyncio.ensure_future(
+                work.send(
+                    lambda body: mq.send("orders", body, delay=timedelta(milliseconds=100)),
+                    "delayed",
+                )
+            ),
         ]
-        consumers = mq.consumer("orders", "billing", ack="explicit"), mq.ordered_consumer("accounts", "billing")
+        consumers = (
+            mq.consumer("orders", "billing", ack="explicit"),
+            mq.ordered_consumer("accounts", "billing"),
+        )
         receiving = [asyncio.ensure_future(work.receive(each)) for each in consumers]
         print("begun", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
@@ -71,7 +84,14 @@ async def main(server: str) -> None:
                     if each.done():
                         each.result()
         in_order = [int(each.split()[1]) for each in work.received if each.startswith("ordered")]
-        print(json.dumps({"acked": len(work.acked), "disordered": [a for a, b in pairwise(in_order) if a > b]}))
+        print(
+            json.dumps(
+                {
+                    "acked": len(work.acked),
+                    "disordered": [a for a, b in pairwise(in_order) if a > b],
+                }
+            )
+        )
         for each in receiving:
             each.cancel()
         await asyncio.gather(*receiving, return_exceptions=True)

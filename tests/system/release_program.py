@@ -19,7 +19,9 @@ WITHIN_S = 60.0
 async def main(server: str, name: str) -> None:
     async with qmq.connect(server) as mq:
         # the second time it is there with these settings, which is no error
-        await mq.metadata.create_subject(SubjectConfig("accounts", order=Order.STRICT, logical_partitions=64), partitions=2)
+        await mq.metadata.create_subject(
+            SubjectConfig("accounts", order=Order.STRICT, logical_partitions=64), partitions=2
+        )
         await mq.send("orders", f"{name} now".encode())
         await mq.send("orders", f"{name} later".encode(), delay=timedelta(milliseconds=300))
         await mq.send("accounts", f"{name} ordered".encode(), key="k")

@@ -78,7 +78,9 @@ def counts_of(runs: Runs, end: int) -> npt.NDArray[np.int32]:
     return np.cumsum(edges[:-1], dtype=np.int32)
 
 
-def judge_messages(sent: Runs, handled: Runs, dead_lettered: Runs, *, every: int, fails: int) -> Verdict:
+def judge_messages(
+    sent: Runs, handled: Runs, dead_lettered: Runs, *, every: int, fails: int
+) -> Verdict:
     """Every acknowledged message was handled, or is in the dead-letter queue once; those that always fail (`fails` of `every`) are there
     and were never handled.
     """
@@ -87,16 +89,26 @@ def judge_messages(sent: Runs, handled: Runs, dead_lettered: Runs, *, every: int
     times, letters = counts_of(handled, end), counts_of(dead_lettered, end)
     failing = np.zeros(end, bool)
     failing[fails::every] = True
-    verdict = Verdict(int(was_sent.sum()), int((times > 0).sum()), int((times - 1).clip(0).sum()), int((letters > 0).sum()))
+    verdict = Verdict(
+        int(was_sent.sum()),
+        int((times > 0).sum()),
+        int((times - 1).clip(0).sum()),
+        int((letters > 0).sum()),
+    )
     verdict.lost_consumers_dead_lettered = int(((letters > 0) & ~failing).sum())
     for what, found in (
-        ("were lost: neither handled nor in the dead-letter queue", was_sent & (times == 0) & (letters == 0)),
+        (
+            "were lost: neither handled nor in the dead-letter queue",
+            was_sent & (times == 0) & (letters == 0),
+        ),
         ("always fail, and are not in the dead-letter queue", was_sent & failing & (letters == 0)),
         ("always fail, and count as handled", failing & (times > 0)),
         ("are in the dead-letter queue more than once", letters > 1),
     ):
         if found.any():
-            verdict.anomalies.append(f"{int(found.sum())} messages {what}, such as {int(np.argmax(found))}")
+            verdict.anomalies.append(
+                f"{int(found.sum())} messages {what}, such as {int(np.argmax(found))}"
+            )
     return verdict
 
 
@@ -141,9 +153,23 @@ class Report:
 
     def to_json(self) -> str:
         """The whole result as JSON."""
-        found = {"seconds": self.seconds, "seed": self.seed, "load": self.load, "capacity": self.capacity, "rate": self.rate}
+        found = {
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "load": self.load,
+            "capacity": self.capacity,
+            "rate": self.rate,
+        }
         samples = {name: [each._asdict() for each in some] for name, some in self.samples.items()}
-        return json.dumps({**found, "events": dict(self.events), "samples": samples, "verdict": asdict(self.verdict)}, indent=1)
+        return json.dumps(
+            {
+                **found,
+                "events": dict(self.events),
+                "samples": samples,
+                "verdict": asdict(self.verdict),
+            },
+            indent=1,
+        )
 
     @property
     def anomalies(self) -> list[str]:
@@ -160,7 +186,9 @@ class Worker:
         # A child inherits the mask: told to leave before it can hear that, it leaves when it can.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            self.process = subprocess.Popen(command, cwd=TESTS, env={**os.environ, "PYTHONPATH": str(TESTS)})
+            self.process = subprocess.Popen(
+                command, cwd=TESTS, env={**os.environ, "PYTHONPATH": str(TESTS)}
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -200,7 +228,9 @@ class Soak:
         self._calibrate_s, self._steps_s = calibrate_s, steps_s
         self._progress = progress
         self._secure = secure
-        self._node = NodeProcess(folder / "node", "--no-delay", "--retention-mib", str(RETENTION_MIB))
+        self._node = NodeProcess(
+            folder / "node", "--no-delay", "--retention-mib", str(RETENTION_MIB)
+        )
         self._node.variables = {"QMQ_SEGMENT_MIB": "512"}
         self._numbers = itertools.count()
         self._consumers: list[Worker] = []
@@ -218,7 +248,9 @@ class Soak:
         try:
             async with qmq.connect(self._node.address) as mq:
                 await mq.metadata.create_subject(qmq.SubjectConfig(SUBJECT))
-                await mq.metadata.set_group_settings(SUBJECT, GROUP, attempts_max=5, retry_delays_ms=RETRY_DELAYS_MS)
+                await mq.metadata.set_group_settings(
+                    SUBJECT, GROUP, attempts_max=5, retry_delays_ms=RETRY_DELAYS_MS
+                )
                 await self._soak(mq)
         finally:
             for worker in self._all:
@@ -235,7 +267,11 @@ class Soak:
         report.capacity = await self._calibrate(mq)
         report.rate = report.capacity * report.load
         producer = self._worker("produce", f"{report.rate:.0f}")
-        watched = {"broker": self._node_pid(), "producer": producer.process.pid, "consumer": steady.process.pid}
+        watched = {
+            "broker": self._node_pid(),
+            "producer": producer.process.pid,
+            "consumer": steady.process.pid,
+        }
         await self._trouble(watched)
         await self._end(producer)
         await self._drained(mq)
@@ -245,7 +281,9 @@ class Soak:
 
     def _worker(self, role: str, *more: str) -> Worker:
         number = next(self._numbers)
-        worker = Worker(role, self._node.address, self._folder / "notes" / f"{role}-{number}", *more)
+        worker = Worker(
+            role, self._node.address, self._folder / "notes" / f"{role}-{number}", *more
+        )
         self._all.append(worker)
         return worker
 
@@ -286,7 +324,9 @@ class Soak:
             return found
 
     async def _done(self, mq: qmq.Client) -> int:
-        return sum(each.next_sequence - each.unacked - each.requeued for each in await self._group(mq))
+        return sum(
+            each.next_sequence - each.unacked - each.requeued for each in await self._group(mq)
+        )
 
     async def _group(self, mq: qmq.Client) -> list[Any]:
         return [each for each in await mq.metadata.describe_groups(SUBJECT) if each.group == GROUP]
@@ -301,7 +341,10 @@ class Soak:
         """Wait until the group has nothing left, and its dead letters are looked at."""
         async with asyncio.timeout(DRAIN_S):
             while True:
-                left = sum(each.waiting + each.unacked + each.requeued + each.dying for each in await self._group(mq))
+                left = sum(
+                    each.waiting + each.unacked + each.requeued + each.dying
+                    for each in await self._group(mq)
+                )
                 if not left and not await self._unseen(mq):
                     return
                 self._progress(f"draining, {left:,} left", 1.0)
@@ -330,7 +373,9 @@ class Soak:
     def _event(self, now: float, hanging: set[int]) -> list[tuple[float, Worker]]:
         """Something happens to the consumers: two to five of them are there besides the steady one."""
         free = [worker for worker in self._consumers if id(worker) not in hanging]
-        names = ["join"] * (len(self._consumers) < CONSUMERS + 1) + ["leave", "crash", "hang"] * (len(free) > 1)
+        names = ["join"] * (len(self._consumers) < CONSUMERS + 1) + ["leave", "crash", "hang"] * (
+            len(free) > 1
+        )
         what = self._random.choice(names or ["nothing"])
         self.report.events[what] += 1
         if what == "join":
@@ -348,9 +393,14 @@ class Soak:
 
     def _judge(self, producer: Worker) -> None:
         report = self.report
-        notes = {role: [read_notes(each.path) for each in self._all if each.path.name.startswith(role)] for role in ("consume", "letters")}
+        notes = {
+            role: [read_notes(each.path) for each in self._all if each.path.name.startswith(role)]
+            for role in ("consume", "letters")
+        }
         handled, dead_lettered = np.concatenate(notes["consume"]), np.concatenate(notes["letters"])
-        report.verdict = judge_messages(read_notes(producer.path), handled, dead_lettered, every=EVERY, fails=FAILS)
+        report.verdict = judge_messages(
+            read_notes(producer.path), handled, dead_lettered, every=EVERY, fails=FAILS
+        )
         for name, samples in report.samples.items():
             report.verdict.anomalies += judge_samples(name, samples)
         if not report.anomalies:
@@ -359,6 +409,10 @@ class Soak:
 
 def sample(pid: int, time_s: float) -> Sample:
     """The current state of a process."""
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    status = dict(
+        line.split(":", 1)
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if ":" in line
+    )
     handles = len(os.listdir(f"/proc/{pid}/fd"))
     return Sample(time_s, int(status["VmRSS"].split()[0]) / 1024, handles, int(status["Threads"]))

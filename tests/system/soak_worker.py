@@ -85,7 +85,9 @@ async def produce(server: str, notes: Notes, rate: float, stop: asyncio.Event) -
         number, began = 0, time.monotonic()
         size = max(int(rate * SLICE_S), 1) if rate else 5_000
         while not stop.is_set():
-            receipts = await mq.send_many(SUBJECT, [body_of(each) for each in range(number, number + size)])
+            receipts = await mq.send_many(
+                SUBJECT, [body_of(each) for each in range(number, number + size)]
+            )
             assert len(receipts) == size
             notes.write([(number, size)])
             number += size
@@ -96,7 +98,10 @@ async def produce(server: str, notes: Notes, rate: float, stop: asyncio.Event) -
 
 async def consume(server: str, notes: Notes, name: str, stop: asyncio.Event) -> None:
     """Handle each message; note it, then settle it."""
-    async with qmq.connect(server) as mq, mq.consumer(SUBJECT, GROUP, name=name, ack="explicit", lease_ms=LEASE_MS) as consumer:
+    async with (
+        qmq.connect(server) as mq,
+        mq.consumer(SUBJECT, GROUP, name=name, ack="explicit", lease_ms=LEASE_MS) as consumer,
+    ):
         while not stop.is_set():
             found = await consumer.pull(1_000, wait=timedelta(seconds=1))
             if not found:
@@ -114,7 +119,10 @@ async def consume(server: str, notes: Notes, name: str, stop: asyncio.Event) -> 
 
 async def letters(server: str, notes: Notes, stop: asyncio.Event) -> None:
     """Empty the dead-letter queue, noting what is in it."""
-    async with qmq.connect(server) as mq, mq.consumer(dead_letter_subject(GROUP), OPERATORS, ack="explicit") as consumer:
+    async with (
+        qmq.connect(server) as mq,
+        mq.consumer(dead_letter_subject(GROUP), OPERATORS, ack="explicit") as consumer,
+    ):
         while not stop.is_set():
             found = await consumer.pull(1_000, wait=timedelta(seconds=1))
             if found:

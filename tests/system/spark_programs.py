@@ -26,24 +26,62 @@ def copy(words: list[str]) -> None:
     options.add_argument("--checkpoint", required=True)
     options.add_argument("--task-bytes", required=True)
     options.add_argument("--slowness", type=int, default=300)
-    options.add_argument("--executors", action="store_true", help="two executors with their own JVMs instead of threads")
-    options.add_argument("--skip-lost", action="store_true", help="go on behind messages that a purge took")
+    options.add_argument(
+        "--executors",
+        action="store_true",
+        help="two executors with their own JVMs instead of threads",
+    )
+    options.add_argument(
+        "--skip-lost", action="store_true", help="go on behind messages that a purge took"
+    )
     options.add_argument("--once", action="store_true")
     chosen = options.parse_args(words)
     conf = fast_session.conf() | {"spark.sql.execution.arrow.maxRecordsPerBatch": "20"}
-    conf |= {"spark.task.maxFailures": str(FAILURES), "spark.deploy.maxExecutorRetries": "-1", "spark.executor.memory": "512m"}
-    spark = session("copy", master="local-cluster[2,1,512]" if chosen.executors else f"local[2,{FAILURES}]", conf=conf)
-    source = spark.readStream.format("qmq").option("subscribe", chosen.subject).option("startingOffsets", "earliest")
-    source = source.option("qmq.servers", chosen.server).option("maxBytesPerPartition", chosen.task_bytes)
-    source = source.option("maxOffsetsPerTrigger", 400).option("failOnDataLoss", str(not chosen.skip_lost).lower())
+    conf |= {
+        "spark.task.maxFailures": str(FAILURES),
+        "spark.deploy.maxExecutorRetries": "-1",
+        "spark.executor.memory": "512m",
+    }
+    spark = session(
+        "copy",
+        master="local-cluster[2,1,512]" if chosen.executors else f"local[2,{FAILURES}]",
+        conf=conf,
+    )
+    source = (
+        spark.readStream.format("qmq")
+        .option("subscribe", chosen.subject)
+        .option("startingOffsets", "earliest")
+    )
+    source = source.option("qmq.servers", chosen.server).option(
+        "maxBytesPerPartition", chosen.task_bytes
+    )
+    source = source.option("maxOffsetsPerTrigger", 400).option(
+        "failOnDataLoss", str(not chosen.skip_lost).lower()
+    )
     rows = (source.option("qmq.path", chosen.path) if chosen.path else source).load()
-    slow = f.expr(f"aggregate(sequence(1, {chosen.slowness} + length(body) % 2), 0L, (sum, each) -> sum + each % 7)")
+    slow = f.expr(
+        f"aggregate(sequence(1, {chosen.slowness} + length(body) % 2), 0L, (sum, each) -> sum + each % 7)"
+    )
     number = f.substring(f.col("body").cast("string"), 1, 7).cast("int")
-    subject = f.when(number % 2 == 0, chosen.subject + ".plain").otherwise(chosen.subject + ".ordered").alias("subject")
-    copied = rows.filter(slow > 0).select("body", (number % 97).cast("string").alias("key"), subject)
-    writer = copied.writeStream.format("qmq").option("qmq.servers", chosen.server).option("qmq.batchMessages", 20)
+    subject = (
+        f.when(number % 2 == 0, chosen.subject + ".plain")
+        .otherwise(chosen.subject + ".ordered")
+        .alias("subject")
+    )
+    copied = rows.filter(slow > 0).select(
+        "body", (number % 97).cast("string").alias("key"), subject
+    )
+    writer = (
+        copied.writeStream.format("qmq")
+        .option("qmq.servers", chosen.server)
+        .option("qmq.batchMessages", 20)
+    )
     writer = writer.option("checkpointLocation", chosen.checkpoint)
-    writer = writer.trigger(availableNow=True) if chosen.once else writer.trigger(processingTime="0 seconds")
+    writer = (
+        writer.trigger(availableNow=True)
+        if chosen.once
+        else writer.trigger(processingTime="0 seconds")
+    )
     writer.start().awaitTermination()
     spark.stop()
 
@@ -61,7 +99,11 @@ def sink(words: list[str]) -> None:
     options.add_argument("--per-trigger", default="3")
     chosen = options.parse_args(words)
     spark = session("sink", master=fast_session.MASTER, conf=fast_session.conf())
-    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", chosen.per_trigger).parquet(chosen.files)
+    rows = (
+        spark.readStream.schema(SCHEMA)
+        .option("maxFilesPerTrigger", chosen.per_trigger)
+        .parquet(chosen.files)
+    )
     query = (
         rows.selectExpr("key", "tag", "line as body")
         .writeStream.format("qmq")

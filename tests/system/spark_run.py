@@ -36,7 +36,15 @@ import qmq
 from qmq.errors import MessagesExpired, QmqError
 from qmq.model import Order, SubjectConfig
 from system.group import OrderedCluster, Shape, running_cluster
-from system.spark_workload import Row, anomalies, change_now_and_then, create, publish, read_log, source_rows
+from system.spark_workload import (
+    Row,
+    anomalies,
+    change_now_and_then,
+    create,
+    publish,
+    read_log,
+    source_rows,
+)
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A compiler and a collector of Java for short lives."""
@@ -56,7 +64,9 @@ class DriverProcess:
 
     def start(self) -> None:
         """Begin."""
-        path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests" / "spark"), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(
+            [str(ROOT / "tests"), str(ROOT / "tests" / "spark"), os.environ.get("PYTHONPATH", "")]
+        )
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, *self.words],
@@ -161,7 +171,13 @@ def kill_at_random(
             _pause(coin.uniform(0.0, 2.0))
         else:
             _pause(coin.uniform(1.0, 9.0))
-        moment = ENDED if not driver.is_running else "while it worked" if progress() > before else "while it started"
+        moment = (
+            ENDED
+            if not driver.is_running
+            else "while it worked"
+            if progress() > before
+            else "while it started"
+        )
         driver.kill()
         moments[moment] += 1
         done(moment)
@@ -205,7 +221,9 @@ class Outcome:
 @contextmanager
 def cluster(folder: Path, *, secure: bool = False) -> Iterator[OrderedCluster]:
     """Broker groups on loopback: drivers die here, not brokers. With `secure` everybody shows a certificate, and rules are enforced."""
-    with running_cluster(folder, SECURED_SHAPE if secure else SHAPE, "loopback", secure=secure) as found:
+    with running_cluster(
+        folder, SECURED_SHAPE if secure else SHAPE, "loopback", secure=secure
+    ) as found:
         yield found
 
 
@@ -234,7 +252,14 @@ class Beside:
 
 
 def archive_run(
-    found: OrderedCluster, folder: Path, *, rows: int, changes: int, kills: int, seed: int, step: Step = lambda _: None
+    found: OrderedCluster,
+    folder: Path,
+    *,
+    rows: int,
+    changes: int,
+    kills: int,
+    seed: int,
+    step: Step = lambda _: None,
 ) -> Outcome:
     """A stream into the archive, its driver killed so often, beside a publisher; then what is in the archive."""
     subject, table = f"flights.archive.{seed}", source_rows(rows)
@@ -259,7 +284,13 @@ def archive_run(
     publisher = Beside(lambda: publish(found.server, subject, table, changes, seed))
     driver = DriverProcess([*words, "--continuous", "0.2"], folder / "archive.log")
     try:
-        moments = kill_at_random(driver, kills, Random(seed), lambda: len(list(folder.glob("warehouse/**/*.parquet"))), step)
+        moments = kill_at_random(
+            driver,
+            kills,
+            Random(seed),
+            lambda: len(list(folder.glob("warehouse/**/*.parquet"))),
+            step,
+        )
         made = publisher.join()
         last = DriverProcess(words, folder / "archive.log")
         last.start()
@@ -275,7 +306,9 @@ def archive_run(
 def archive_anomalies(catalog: Catalog, subject: str, table: list[Row]) -> list[str]:
     """Anomalies that any reader of Iceberg finds: each row must exist once, and each key's rows in the order of sending."""
     columns = ("route_version", "partition", "sequence", "key", "body")
-    found = catalog.load_table(("qmq", table_name(subject))).scan(selected_fields=columns).to_arrow()
+    found = (
+        catalog.load_table(("qmq", table_name(subject))).scan(selected_fields=columns).to_arrow()
+    )
     lines = [body.decode() for body in found["body"].to_pylist()]
     wrong = anomalies(list(Counter(lines).items()), table)
     return wrong + order_anomalies(found)
@@ -285,7 +318,9 @@ def order_anomalies(found: pa.Table) -> list[str]:
     """Keys whose rows are not in the order of their numbers."""
     wrong: list[str] = []
     newest: dict[bytes, int] = {}
-    for each in found.sort_by([("route_version", "ascending"), ("partition", "ascending"), ("sequence", "ascending")]).to_pylist():
+    for each in found.sort_by(
+        [("route_version", "ascending"), ("partition", "ascending"), ("sequence", "ascending")]
+    ).to_pylist():
         number = int(each["body"].split(b",", 1)[0])
         if number <= newest.get(each["key"], -1):
             wrong.append(f"key {each['key']!r}: {number} behind {newest[each['key']]}")
@@ -294,7 +329,14 @@ def order_anomalies(found: pa.Table) -> list[str]:
 
 
 def sink_run(
-    found: OrderedCluster, folder: Path, *, rows: int, changes: int, kills: int, seed: int, step: Step = lambda _: None
+    found: OrderedCluster,
+    folder: Path,
+    *,
+    rows: int,
+    changes: int,
+    kills: int,
+    seed: int,
+    step: Step = lambda _: None,
 ) -> Outcome:
     """A stream from files into an ordered subject, its driver killed so often, while partitions are changed; then what is in the log."""
     subject, table = f"flights.sink.{seed}", source_rows(rows)
@@ -326,7 +368,9 @@ def sink_run(
     )
     changer = Beside(lambda: change_now_and_then(found.server, subject, changes, seed))
     try:
-        moments = kill_at_random(driver, kills, Random(seed), lambda: len(list(checkpoint.glob("commits/[0-9]*"))), step)
+        moments = kill_at_random(
+            driver, kills, Random(seed), lambda: len(list(checkpoint.glob("commits/[0-9]*"))), step
+        )
         made = changer.join()
         driver.start()
         status = driver.finish()
@@ -334,7 +378,9 @@ def sink_run(
         driver.kill()
     wrong = [] if status == 0 else [f"the last driver ended with {status}: {driver.tail()}"]
     log, _ = read_log(found.server, subject)
-    wrong += anomalies(list(Counter(body.decode() for body in log["body"].to_pylist()).items()), table)
+    wrong += anomalies(
+        list(Counter(body.decode() for body in log["body"].to_pylist()).items()), table
+    )
     return Outcome(rows, made, moments, wrong)
 
 
@@ -347,7 +393,15 @@ COPY_LOOK_S: Final = 0.2
 
 
 def copy_run(
-    found: OrderedCluster, folder: Path, *, rows: int, changes: int, kills: int, seed: int, step: Step = lambda _: None, files: bool = False
+    found: OrderedCluster,
+    folder: Path,
+    *,
+    rows: int,
+    changes: int,
+    kills: int,
+    seed: int,
+    step: Step = lambda _: None,
+    files: bool = False,
 ) -> Outcome:
     """`rows` and `changes` are what other runs take: this one publishes as long as drivers are killed."""
     del rows, changes
@@ -382,7 +436,14 @@ def copy_run(
         while (left := kills - moments.total() + moments[ENDED]) > 0:
             driver.words = words(*source.skips(), *coin.choice([[], ["--executors"]]))
             before = driver.written
-            life = kill_at_random(driver, 1, coin, checkpoint.committed, step, lambda left=left: min(coin.randrange(24), left - 1))
+            life = kill_at_random(
+                driver,
+                1,
+                coin,
+                checkpoint.committed,
+                step,
+                lambda left=left: min(coin.randrange(24), left - 1),
+            )
             moments.update(life)
             if life[ENDED]:
                 wrong += source.heard(driver.said(before), was_hurt=life[TASK] > 0)
@@ -390,7 +451,10 @@ def copy_run(
         sent = publisher.join()
         status, lives = 1, 0
         while status and lives < 3:  # One may have to say what was purged.
-            driver.words, before = words("--once", "--slowness", "1", *source.skips()), driver.written
+            driver.words, before = (
+                words("--once", "--slowness", "1", *source.skips()),
+                driver.written,
+            )
             driver.start()
             status, lives = driver.finish(), lives + 1
             wrong += source.heard(driver.said(before)) if status else []
@@ -420,7 +484,12 @@ def copy_anomalies(server: str, subject: str, sent: int, source: Source) -> list
 def data_folders(found: OrderedCluster) -> list[Path]:
     """The data folders of the broker groups' replicas."""
     services = found.cluster.services
-    volumes = [volume for names in found.replicas.values() for name in names for volume in services[name].volumes.values()]
+    volumes = [
+        volume
+        for names in found.replicas.values()
+        for name in names
+        for volume in services[name].volumes.values()
+    ]
     return [found.cluster.folder.volume(volume) for volume in volumes]
 
 
@@ -436,7 +505,9 @@ class Checkpoint:
 
     def is_between(self) -> bool:
         """Whether no micro-batch is under way."""
-        return max(self._numbers("offsets"), default=-1) == max(self._numbers("commits"), default=-1)
+        return max(self._numbers("offsets"), default=-1) == max(
+            self._numbers("commits"), default=-1
+        )
 
     def read_up_to(self) -> dict[str, int]:
         """Queue → the sequence up to which micro-batches are committed."""
@@ -448,13 +519,17 @@ class Checkpoint:
         return {within: at for within, at in found.get(self._subject, {}).items() if "@" in within}
 
     def _numbers(self, what: str) -> list[int]:
-        return [int(each.name) for each in self.folder.glob(f"{what}/[0-9]*") if each.name.isdigit()]
+        return [
+            int(each.name) for each in self.folder.glob(f"{what}/[0-9]*") if each.name.isdigit()
+        ]
 
 
 class Source:
     """The subject that is copied. `shrinks`: how often it was purged."""
 
-    def __init__(self, found: OrderedCluster, subject: str, checkpoint: Checkpoint, seed: int) -> None:
+    def __init__(
+        self, found: OrderedCluster, subject: str, checkpoint: Checkpoint, seed: int
+    ) -> None:
         self._server, self._groups, self._used = found.server, sorted(found.replicas), 1
         self._subject, self._checkpoint, self._coin = subject, checkpoint, Random(seed + 1)
         self.is_over = threading.Event()
@@ -485,7 +560,12 @@ class Source:
             create = mq.metadata.create_subject
             await create(SubjectConfig(self._subject, groups=tuple(self._groups[:1])))
             await create(SubjectConfig(f"{self._subject}.plain", groups=tuple(self._groups)))
-            ordered = SubjectConfig(f"{self._subject}.ordered", order=Order.STRICT, logical_partitions=64, groups=tuple(self._groups))
+            ordered = SubjectConfig(
+                f"{self._subject}.ordered",
+                order=Order.STRICT,
+                logical_partitions=64,
+                groups=tuple(self._groups),
+            )
             await create(ordered, partitions=2)
 
     # --- what the stream says ------------------------------------------------------------------------------------------
@@ -512,7 +592,9 @@ class Source:
     def _has_passed(self, committed: int) -> bool:
         """Whether the stream has committed micro-batches since then, and all that was there at the purge."""
         up_to = self._checkpoint.read_up_to()
-        return self._checkpoint.committed() > committed and all(up_to.get(queue, 0) >= end for queue, end in self._purges[-1][1].items())
+        return self._checkpoint.committed() > committed and all(
+            up_to.get(queue, 0) >= end for queue, end in self._purges[-1][1].items()
+        )
 
     def story(self, numbers: set[int]) -> str:
         """Where messages are or were, and what was purged and read."""
@@ -529,7 +611,10 @@ class Source:
             while not self.is_over.is_set():
                 if await self._waiting(mq) < WAITING_MAX:
                     count, size = coin.randrange(20, 300), coin.choice(SIZES)
-                    await mq.send_many(self._subject, [b"%07d" % number + bytes(size) for number in range(sent, sent + count)])
+                    await mq.send_many(
+                        self._subject,
+                        [b"%07d" % number + bytes(size) for number in range(sent, sent + count)],
+                    )
                     sent += count
                     if self._used < len(self._groups) and sent > self._used * GROUP_EVERY:
                         self._used += 1
@@ -551,7 +636,11 @@ class Source:
         """Purge the source if everything is copied, and the checkpoint says so, within some seconds."""
         for _ in range(40):
             ends = await self._ends(mq)
-            if ends and self._checkpoint.is_between() and sorted(self._checkpoint.read_up_to().values()) == sorted(ends.values()):
+            if (
+                ends
+                and self._checkpoint.is_between()
+                and sorted(self._checkpoint.read_up_to().values()) == sorted(ends.values())
+            ):
                 await self._purge(mq)
                 return
             await asyncio.sleep(COPY_LOOK_S)
@@ -573,7 +662,11 @@ class Source:
         """The messages that the source keeps from there on."""
         log, _ = read_log(self._server, self._subject, since)
         numbers = [int(body[:7]) for body in log["body"].to_pylist()]
-        self._places |= zip(numbers, zip(log["broker_group"].to_pylist(), log["sequence"].to_pylist(), strict=True), strict=True)
+        self._places |= zip(
+            numbers,
+            zip(log["broker_group"].to_pylist(), log["sequence"].to_pylist(), strict=True),
+            strict=True,
+        )
         return set(numbers)
 
     async def _purge(self, mq: Any) -> int:

@@ -37,19 +37,35 @@ class Row(NamedTuple):
 
 def source_rows(count: int) -> list[Row]:
     """The first flights of the file."""
-    return [Row(at, each.tail_number, each.carrier, f"{at},{each.line}") for at, each in enumerate(islice(flights(), count))]
+    return [
+        Row(at, each.tail_number, each.carrier, f"{at},{each.line}")
+        for at, each in enumerate(islice(flights(), count))
+    ]
 
 
 async def create(server: str, subject: str, *, partitions: int = 4) -> None:
     """An ordered subject over all broker groups."""
     async with qmq.connect(server) as mq:
-        groups = tuple(sorted(each.broker_group for each in (await mq.metadata.cluster()).groups if not each.is_delay))
-        config = SubjectConfig(subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS, groups=groups)
+        groups = tuple(
+            sorted(
+                each.broker_group
+                for each in (await mq.metadata.cluster()).groups
+                if not each.is_delay
+            )
+        )
+        config = SubjectConfig(
+            subject, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS, groups=groups
+        )
         await mq.metadata.create_subject(config, partitions=partitions)
 
 
 async def publish(
-    server: str, subject: str, rows: Sequence[Row], changes: int, seed: int, done: Callable[[int], None] = lambda _: None
+    server: str,
+    subject: str,
+    rows: Sequence[Row],
+    changes: int,
+    seed: int,
+    done: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Send all rows in order, with this many changes of the route in between, while messages are under way. Returns the number of changes
     made.
@@ -61,7 +77,11 @@ async def publish(
         under_way: list[asyncio.Task[bool]] = []
         for at in range(0, len(rows), ROUND):
             some = rows[at : at + ROUND]
-            producer.send_many([row.line.encode() for row in some], [row.key for row in some], tags=[(row.tag,) for row in some])
+            producer.send_many(
+                [row.line.encode() for row in some],
+                [row.key for row in some],
+                tags=[(row.tag,) for row in some],
+            )
             await producer.drain()
             if at // every > len(under_way):
                 await asyncio.gather(*under_way)
@@ -106,7 +126,11 @@ def chosen(route: pb.OrderedRoute, groups: Sequence[str], coin: Random) -> dict[
     part = parts[at]
     if kind == "split" and part.lps.end - part.lps.first > 1:
         cut = coin.randrange(part.lps.first + 1, part.lps.end)
-        return {"split": pb.SplitOperation(partition=part.number, at=[cut], broker_groups=coin.choices(groups, k=2))}
+        return {
+            "split": pb.SplitOperation(
+                partition=part.number, at=[cut], broker_groups=coin.choices(groups, k=2)
+            )
+        }
     if kind == "merge" and at + 1 < len(parts):
         return {"merge": pb.MergeOperation(partitions=[part.number, parts[at + 1].number])}
     if len(groups) == 1:
@@ -115,20 +139,35 @@ def chosen(route: pb.OrderedRoute, groups: Sequence[str], coin: Random) -> dict[
     return {"move": pb.MoveOperation(partition=part.number, broker_group=coin.choice(others))}
 
 
-def read_log(server: str, subject: str, since: Mapping[str, int] | None = None) -> tuple[pa.Table, Topology]:
+def read_log(
+    server: str, subject: str, since: Mapping[str, int] | None = None
+) -> tuple[pa.Table, Topology]:
     """All columns of a subject, read as an executor reads them, without a JVM. `since`: queue → sequence; only kept messages."""
     log = ServerAddress(server, 60_000).open()
     try:
         topology = log.topology([subject])
-        start = {key: 0 if since is None else max(queue.start, since.get(key.within, 0)) for key, queue in topology.queues.items()}
+        start = {
+            key: 0 if since is None else max(queue.start, since.get(key.within, 0))
+            for key, queue in topology.queues.items()
+        }
         end = {key: queue.end for key, queue in topology.queues.items()}
         batches: list[pa.RecordBatch] = []
-        for task in tasks(log, topology, ranges(start, end, topology.queues, skips_lost=False), Plan(), ALL):
+        for task in tasks(
+            log, topology, ranges(start, end, topology.queues, skips_lost=False), Plan(), ALL
+        ):
             key = task.piece.queue
-            versions = {(key.subject, key.partition): task.route_version} if task.route_version is not None else {}
-            projector = Projector(columns_of(default_schema(with_headers=True)), routes=versions, selection=ALL)
+            versions = (
+                {(key.subject, key.partition): task.route_version}
+                if task.route_version is not None
+                else {}
+            )
+            projector = Projector(
+                columns_of(default_schema(with_headers=True)), routes=versions, selection=ALL
+            )
             batches += projector.convert(log.read(task.piece, ALL, skips_lost=False), task.piece)
-        return pa.Table.from_batches(batches) if batches else pa.table({name: [] for name in COLUMNS}), topology
+        return pa.Table.from_batches(batches) if batches else pa.table(
+            {name: [] for name in COLUMNS}
+        ), topology
     finally:
         log.close()
 

@@ -30,7 +30,13 @@ def orders(node_process: NodeProcess) -> NodeProcess:
     node_process.start()
     with qmq.blocking.connect(node_process.address) as mq:
         for number in range(5):
-            mq.send("orders", {"total": number * 500}, key=f"k{number % 2}", tags=["new"] if number else [], headers={"by": "shop"})
+            mq.send(
+                "orders",
+                {"total": number * 500},
+                key=f"k{number % 2}",
+                tags=["new"] if number else [],
+                headers={"by": "shop"},
+            )
         mq.send("orders", b"\xff\x00")
     return node_process
 
@@ -50,11 +56,22 @@ def bodies(lines: Sequence[str]) -> list[object]:
 
 def test_browse_shows_stored_messages_and_selects_them(orders: NodeProcess) -> None:
     found = [json.loads(line) for line in said(orders, "browse", "orders", "--json")]
-    assert [each["body"] for each in found] == [*[f'{{"total":{number * 500}}}' for number in range(5)], None]
+    assert [each["body"] for each in found] == [
+        *[f'{{"total":{number * 500}}}' for number in range(5)],
+        None,
+    ]
     assert found[-1]["body_base64"] == "/wA="
     first = found[0]
-    assert (first["sequence"], first["key"], first["headers"], first["broker_group"]) == (0, "k0", {"by": "shop"}, "broker-0")
-    assert bodies(said(orders, "browse", "orders", "--json", "--key", "k1")) == ['{"total":500}', '{"total":1500}']
+    assert (first["sequence"], first["key"], first["headers"], first["broker_group"]) == (
+        0,
+        "k0",
+        {"by": "shop"},
+        "broker-0",
+    )
+    assert bodies(said(orders, "browse", "orders", "--json", "--key", "k1")) == [
+        '{"total":500}',
+        '{"total":1500}',
+    ]
     large = bodies(said(orders, "browse", "orders", "--json", "--grep", "[0-9]{4}"))
     assert large == [
         '{"total":1000}',
@@ -69,13 +86,22 @@ def test_browse_shows_stored_messages_and_selects_them(orders: NodeProcess) -> N
 
 
 def test_a_wrong_expression_or_subject_says_what_to_do(orders: NodeProcess) -> None:
-    for words, text in ((("orders", "--grep", "("), "is not a regular expression"), (("order",), "qmq subject list")):
-        done = subprocess.run(command(orders, "browse", *words), capture_output=True, text=True, check=False)
+    for words, text in (
+        (("orders", "--grep", "("), "is not a regular expression"),
+        (("order",), "qmq subject list"),
+    ):
+        done = subprocess.run(
+            command(orders, "browse", *words), capture_output=True, text=True, check=False
+        )
         assert (done.returncode, text in done.stderr) == (2, True), done.stderr
 
 
 def test_tail_shows_the_newest_and_then_what_comes(orders: NodeProcess) -> None:
-    process = subprocess.Popen(command(orders, "tail", "orders", "--limit", "2", "--json"), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(orders, "tail", "orders", "--limit", "2", "--json"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with process, ending(process):
         assert process.stdout is not None
         assert bodies([process.stdout.readline() for _ in range(2)]) == ['{"total":2000}', None]

@@ -16,8 +16,14 @@ from support import NodeProcess, cli_process
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def qmq(node: NodeProcess | None, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "QMQ_SERVER": node.address if node else "127.0.0.1:1", "COLUMNS": "200"}
+def qmq(
+    node: NodeProcess | None, *words: str, data: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    environment = {
+        **os.environ,
+        "QMQ_SERVER": node.address if node else "127.0.0.1:1",
+        "COLUMNS": "200",
+    }
     return cli_process.run(words, environment, data)
 
 
@@ -33,13 +39,34 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
     assert table(qmq(node_process, "produce", "orders", "--json", "--tag", "t", data=lines)) == [
         {"subject": "orders", "broker_group": "broker-0", "messages": 100}
     ]
-    (tmp_path / "more").write_text('{"body": {"n": 1}, "key": "k", "tags": ["a"], "headers": {"h": "v"}}\n{"body": "text"}\n')
-    assert table(qmq(node_process, "produce", "orders", "--file", str(tmp_path / "more"), "--format", "json", "--json"))[0]["messages"] == 2
+    (tmp_path / "more").write_text(
+        '{"body": {"n": 1}, "key": "k", "tags": ["a"], "headers": {"h": "v"}}\n{"body": "text"}\n'
+    )
+    assert (
+        table(
+            qmq(
+                node_process,
+                "produce",
+                "orders",
+                "--file",
+                str(tmp_path / "more"),
+                "--format",
+                "json",
+                "--json",
+            )
+        )[0]["messages"]
+        == 2
+    )
     row = table(qmq(node_process, "subject", "list", "--json"))[0]
     assert (row["subject"], row["messages"], row["next"]) == ("orders", 102, 102)
     got = qmq(node_process, "consume", "orders", "--group", "g", "--count", "100")
     assert got.stdout == lines
-    last = [json.loads(line) for line in qmq(node_process, "consume", "orders", "-g", "g", "-n", "2", "--json").stdout.splitlines()]
+    last = [
+        json.loads(line)
+        for line in qmq(
+            node_process, "consume", "orders", "-g", "g", "-n", "2", "--json"
+        ).stdout.splitlines()
+    ]
     assert [(each["body"], each["key"], each["tags"], each["headers"]) for each in last] == [
         ('{"n": 1}', "k", ["a"], {"h": "v"}),
         ("text", None, [], {}),
@@ -53,9 +80,35 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
     ]
     again = qmq(node_process, "consume", "orders", "-g", "g", "--timeout", "3")
     assert len(again.stdout.splitlines()) == 3
-    assert table(qmq(node_process, "group", "reset", "orders", "g", "--to", "2020-01-01T00:00:00Z", "--json"))[0]["to"] == 0
+    assert (
+        table(
+            qmq(
+                node_process,
+                "group",
+                "reset",
+                "orders",
+                "g",
+                "--to",
+                "2020-01-01T00:00:00Z",
+                "--json",
+            )
+        )[0]["to"]
+        == 0
+    )
     assert table(qmq(node_process, "group", "list", "--json"))[0]["lag"] == 102
-    table(qmq(node_process, "subject", "create", "small", "--body-bytes-max", "10", "--retention-hours", "1", "--json"))
+    table(
+        qmq(
+            node_process,
+            "subject",
+            "create",
+            "small",
+            "--body-bytes-max",
+            "10",
+            "--retention-hours",
+            "1",
+            "--json",
+        )
+    )
     described = table(qmq(node_process, "subject", "describe", "small", "--json"))[0]
     assert (described["body_bytes_max"], described["retention_ms"]) == (10, 3_600_000)
     assert node_process.stop() == 0
@@ -72,7 +125,9 @@ def test_a_user_can_send_look_consume_and_move(node_process: NodeProcess, tmp_pa
     assert b"envelope is wrong" in damaged.stdout
 
 
-def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: NodeProcess) -> None:
+def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(
+    node_process: NodeProcess,
+) -> None:
     node_process.options = ("--metrics-port", "0")
     node_process.start()
     table(qmq(node_process, "subject", "create", "orders", "--json"))
@@ -80,27 +135,73 @@ def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: 
     group, delay = status["groups"]
     assert (delay["group"], delay["is_delay"], group["is_delay"]) == ("delay", True, False)
     (replica,) = group["replicas"]
-    assert (group["group"], group["health"], group["master"]) == ("broker-0", "read-write", "broker-0")
-    assert (replica["role"], replica["is_serving"], replica["lag_entries"], replica["lag_bytes"]) == ("master", True, 0, 0)
+    assert (group["group"], group["health"], group["master"]) == (
+        "broker-0",
+        "read-write",
+        "broker-0",
+    )
+    assert (
+        replica["role"],
+        replica["is_serving"],
+        replica["lag_entries"],
+        replica["lag_bytes"],
+    ) == ("master", True, 0, 0)
     assert b"master" in qmq(node_process, "cluster", "status").stdout
-    assert table(qmq(node_process, "health", "meta", node_process.metrics_address, "--json"))[0]["health"] == "serving"
+    assert (
+        table(qmq(node_process, "health", "meta", node_process.metrics_address, "--json"))[0][
+            "health"
+        ]
+        == "serving"
+    )
     wrong = qmq(node_process, "health", "broker", replica["control_address"])
-    assert (wrong.returncode, b"does not speak HTTP" in wrong.stderr.replace(b"\n", b" ")) == (3, True)
+    assert (wrong.returncode, b"does not speak HTTP" in wrong.stderr.replace(b"\n", b" ")) == (
+        3,
+        True,
+    )
     drained = {"group": "broker-0", "from": "read-write", "to": "read-only"}
-    assert table(qmq(node_process, "broker", "drain", "broker-0", "--dry-run", "--json")) == [drained]
+    assert table(qmq(node_process, "broker", "drain", "broker-0", "--dry-run", "--json")) == [
+        drained
+    ]
     assert table(qmq(node_process, "broker", "drain", "broker-0", "--json")) == [drained]
-    assert table(qmq(node_process, "cluster", "status", "--json"))["groups"][0]["health"] == "read-only"
-    assert table(qmq(node_process, "broker", "resume", "broker-0", "--json"))[0]["from"] == "read-only"
+    assert (
+        table(qmq(node_process, "cluster", "status", "--json"))["groups"][0]["health"]
+        == "read-only"
+    )
+    assert (
+        table(qmq(node_process, "broker", "resume", "broker-0", "--json"))[0]["from"] == "read-only"
+    )
     placed = [{"subject": "orders", "from": "broker-0", "to": "broker-0"}]
     for words in (("--dry-run",), ()):
-        assert table(qmq(node_process, "subject", "place", "orders", "--groups", "broker-0", *words, "--json")) == placed
-    assert table(qmq(node_process, "subject", "describe", "orders", "--json"))[0]["lives_on"] == "broker-0"
+        assert (
+            table(
+                qmq(
+                    node_process,
+                    "subject",
+                    "place",
+                    "orders",
+                    "--groups",
+                    "broker-0",
+                    *words,
+                    "--json",
+                )
+            )
+            == placed
+        )
+    assert (
+        table(qmq(node_process, "subject", "describe", "orders", "--json"))[0]["lives_on"]
+        == "broker-0"
+    )
     added = table(qmq(node_process, "replica", "add", "broker-0", "other", "--dry-run", "--json"))
-    assert added == [{"group": "broker-0", "version": "", "voters": "broker-0", "learners": "other"}]
+    assert added == [
+        {"group": "broker-0", "version": "", "voters": "broker-0", "learners": "other"}
+    ]
     for words, says in (
         (("transfer", "broker-0"), b"no other replica to transfer the mastership to"),
         (("replica", "add", "broker-0", "other"), b"cannot have replicas"),
-        (("replica", "remove", "broker-0", "other", "--dry-run"), b"is not a replica of this group"),
+        (
+            ("replica", "remove", "broker-0", "other", "--dry-run"),
+            b"is not a replica of this group",
+        ),
         (("broker", "drain", "g9"), b"there is no broker group 'g9'"),
         (("subject", "place", "orders", "--groups", "g9"), b"there is no broker group 'g9'"),
     ):
@@ -110,8 +211,24 @@ def test_a_user_can_look_at_a_node_as_a_cluster_and_administer_it(node_process: 
 
 def test_a_watched_status_shows_changes_and_ends_by_ctrl_c(node_process: NodeProcess) -> None:
     node_process.start()
-    words = ("cluster", "status", "--watch", "--json", "--interval", "0.1", "--server", node_process.address)
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "qmq.cli", *words]  # who runs the tests may ignore it
+    words = (
+        "cluster",
+        "status",
+        "--watch",
+        "--json",
+        "--interval",
+        "0.1",
+        "--server",
+        node_process.address,
+    )
+    command = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "qmq.cli",
+        *words,
+    ]  # who runs the tests may ignore it
     watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert watching.stdout is not None
     assert json.loads(watching.stdout.readline())["groups"][0]["health"] == "read-write"
@@ -132,14 +249,20 @@ def test_a_watched_status_shows_changes_and_ends_by_ctrl_c(node_process: NodePro
     [
         (("subject", "list"), 3, "is `qmq dev` running"),
         (("consume", "a/b", "-g", "g"), 2, "may hold only letters"),
-        (("group", "reset", "s", "g", "--to", "yesterday"), 2, "earliest, latest, a time or a sequence"),
+        (
+            ("group", "reset", "s", "g", "--to", "yesterday"),
+            2,
+            "earliest, latest, a time or a sequence",
+        ),
         (("group", "reset", "s", "g", "--to", "2026-01-01T00:00:00"), 2, "needs a time zone"),
         (("log", "dump", "nowhere"), 2, "is not a file"),
         (("produce", "s", "--format", "xml"), 2, "'lines' or 'json'"),
         (("consume", "s"), 2, "--group"),
     ],
 )
-def test_a_mistake_is_answered_with_what_to_do(words: tuple[str, ...], status: int, says: str) -> None:
+def test_a_mistake_is_answered_with_what_to_do(
+    words: tuple[str, ...], status: int, says: str
+) -> None:
     done = qmq(None, *words)
     assert done.returncode == status
     assert says in done.stderr.decode().replace("\n", " ")
@@ -151,7 +274,18 @@ def test_a_folder_or_a_port_in_use_is_reported(node_process: NodeProcess, tmp_pa
     assert done.returncode == 1
     assert "stop it first" in done.stderr.decode().replace("\n", " ")
     port = node_process.address.split(":")[1]
-    done = qmq(None, "dev", "--data", str(tmp_path / "other"), "--port", port, "--data-port", "0", "--control-port", "0")
+    done = qmq(
+        None,
+        "dev",
+        "--data",
+        str(tmp_path / "other"),
+        "--port",
+        port,
+        "--data-port",
+        "0",
+        "--control-port",
+        "0",
+    )
     assert done.returncode == 1
     assert "another `qmq dev`" in done.stderr.decode().replace("\n", " ")
 
@@ -159,20 +293,35 @@ def test_a_folder_or_a_port_in_use_is_reported(node_process: NodeProcess, tmp_pa
 @pytest.mark.smoke
 def test_the_demo_loses_nothing_and_complains_about_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "demo.py"), "--json", "--rows", "20000"], capture_output=True, timeout=100, check=False
+        [sys.executable, str(ROOT / "scripts" / "demo.py"), "--json", "--rows", "20000"],
+        capture_output=True,
+        timeout=100,
+        check=False,
     )
     assert (done.returncode, done.stderr.decode()) == (0, "")
     figures = json.loads(done.stdout)
-    assert (figures["sent"], figures["received"], figures["lost"], figures["corrupted"]) == (20_000, 20_000, 0, 0)
+    assert (figures["sent"], figures["received"], figures["lost"], figures["corrupted"]) == (
+        20_000,
+        20_000,
+        0,
+        0,
+    )
 
 
-def test_the_client_runs_in_a_folder_of_look_alikes(node_process: NodeProcess, tmp_path: Path) -> None:
+def test_the_client_runs_in_a_folder_of_look_alikes(
+    node_process: NodeProcess, tmp_path: Path
+) -> None:
     for name in ("spark", "ordering", "coordination", "replication", "log", "wire", "broker"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('the wrong package')")
     script = "import qmq.blocking, sys\nwith qmq.blocking.connect(sys.argv[1]) as mq: print(mq.send('s', b'x').sequence)"
     done = subprocess.run(
-        [sys.executable, "-c", script, node_process.start()], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, node_process.start()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout.strip() == "0", done.stderr
     shutil.rmtree(tmp_path / "spark")
@@ -180,5 +329,7 @@ def test_the_client_runs_in_a_folder_of_look_alikes(node_process: NodeProcess, t
 
 def test_importing_qmq_stays_light() -> None:
     script = "import sys, qmq; print([m for m in ('numpy', 'msgspec', 'typer', 'rich', 'grpc', 'uvloop', 'sqlite3') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout.strip() == "[]", done.stderr

@@ -60,26 +60,46 @@ def state_of(cluster: Cluster, name: str) -> str:
 
 
 def test_a_name_is_a_host_only_where_a_host_can_stand() -> None:
-    words = Translator({"g1": "127.77.0.9", "g1-a": "127.77.0.1"}, "127.77.0.1", {"/data": Path("/tmp/v")})
-    assert words.text("g1-a=http://g1-a:2380,http://g1:1") == "g1-a=http://127.77.0.1:2380,http://127.77.0.9:1"
+    words = Translator(
+        {"g1": "127.77.0.9", "g1-a": "127.77.0.1"}, "127.77.0.1", {"/data": Path("/tmp/v")}
+    )
+    assert (
+        words.text("g1-a=http://g1-a:2380,http://g1:1")
+        == "g1-a=http://127.77.0.1:2380,http://127.77.0.9:1"
+    )
     assert words.text("g1-a,g1") == "g1-a,g1"
     assert words.text("x-g1-a:1 g1-a.org:1") == "x-g1-a:1 g1-a.org:1"
     assert words.text("http://0.0.0.0:1,localhost:2") == "http://127.77.0.1:1,127.77.0.1:2"
-    assert words.text("--data=/data/log:/data2:/other/data") == "--data=/tmp/v/log:/data2:/other/data"
-    assert words.argv(["python", "--host", "g1-a", "--advertise=g1-a", "--replica", "g1-a"])[1:] == [
+    assert (
+        words.text("--data=/data/log:/data2:/other/data") == "--data=/tmp/v/log:/data2:/other/data"
+    )
+    assert words.argv(["python", "--host", "g1-a", "--advertise=g1-a", "--replica", "g1-a"])[
+        1:
+    ] == [
         "--host",
         "127.77.0.1",
         "--advertise=127.77.0.1",
         "--replica",
         "g1-a",
     ]
-    assert words.argv(["python", "scripts/demo.py"]) == [sys.executable, str(ROOT / "scripts" / "demo.py")]
+    assert words.argv(["python", "scripts/demo.py"]) == [
+        sys.executable,
+        str(ROOT / "scripts" / "demo.py"),
+    ]
 
 
 def test_every_word_comes_from_the_file(tmp_path: Path) -> None:
-    text = COMPOSE_FILE.read_text().replace(":2379", ":2479").replace("20880", "21880").replace("20890", "21890")
+    text = (
+        COMPOSE_FILE.read_text()
+        .replace(":2379", ":2479")
+        .replace("20880", "21880")
+        .replace("20890", "21890")
+    )
     changed = launcher(tmp_path, own_file(tmp_path, text))
-    assert changed.environment("etcd0")["ETCD_LISTEN_CLIENT_URLS"] == f"http://{changed.network.addresses['etcd0']}:2479"
+    assert (
+        changed.environment("etcd0")["ETCD_LISTEN_CLIENT_URLS"]
+        == f"http://{changed.network.addresses['etcd0']}:2479"
+    )
     assert changed.check("etcd0").port == 2479
     assert changed.environment("meta0")["QMQ_PORT"] == "21880"
     assert changed.check("g2-c").argv[-2] == f"{changed.network.addresses['g2-c']}:21890"
@@ -104,7 +124,9 @@ def test_a_delay_server_is_started_and_checked_as_a_broker_is(tmp_path: Path) ->
     assert found.check("d1-b").argv[-2:] == [f"{found.network.addresses['d1-b']}:20890", "/livez"]
 
 
-def test_nothing_of_the_shell_leaks_into_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_the_shell_leaks_into_a_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("ETCD_NAME", "QMQ_SERVER", "HTTP_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "stray")
     assert "stray" not in launcher(tmp_path).environment("etcd1").values()
@@ -113,7 +135,10 @@ def test_nothing_of_the_shell_leaks_into_a_service(tmp_path: Path, monkeypatch: 
 def test_services_start_in_the_steps_that_dependencies_draw() -> None:
     known = services(resolve(COMPOSE_FILE, {}))
     first, second, third = waves(known, known)
-    assert (sorted(first), sorted(third)) == (sorted([*ETCD, "s3", "spark-master"]), ["client", "spark-job"])
+    assert (sorted(first), sorted(third)) == (
+        sorted([*ETCD, "s3", "spark-master"]),
+        ["client", "spark-job"],
+    )
     assert with_dependencies(known, ["meta0"]) == {"meta0", *ETCD}
     assert waves(known, ["g1-a", "meta0"]) == [["g1-a", "meta0"]]
     assert set(second) == set(known) - {*first, *third}
@@ -121,22 +146,40 @@ def test_services_start_in_the_steps_that_dependencies_draw() -> None:
 
 def test_a_worker_of_spark_finds_its_master_and_its_folder(tmp_path: Path) -> None:
     found = launcher(tmp_path)
-    master, worker = found.network.addresses["spark-master"], found.network.addresses["spark-worker"]
-    assert found.argv("spark-master")[:6] == [sys.executable, "-m", "pyspark_qmq.standalone", "master", "--host", master]
+    master, worker = (
+        found.network.addresses["spark-master"],
+        found.network.addresses["spark-worker"],
+    )
+    assert found.argv("spark-master")[:6] == [
+        sys.executable,
+        "-m",
+        "pyspark_qmq.standalone",
+        "master",
+        "--host",
+        master,
+    ]
     words = found.argv("spark-worker")
     assert words[:6] == [sys.executable, "-m", "pyspark_qmq.standalone", "worker", "--host", worker]
-    assert words[-3:] == ["--work-dir", str(tmp_path / "volumes" / "spark-worker"), f"spark://{master}:7077"]
+    assert words[-3:] == [
+        "--work-dir",
+        str(tmp_path / "volumes" / "spark-worker"),
+        f"spark://{master}:7077",
+    ]
     assert found.check("spark-worker").argv[-1] == f"{worker}:8081"
     assert found.environment("spark-job")["MASTER"] == f"spark://{master}:7077"
 
 
-@pytest.mark.parametrize(("text", "value"), [("10s", 10), ("1m30s", 90), ("1h0m0.5s", 3600.5), ("250ms", 0.25)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("10s", 10), ("1m30s", 90), ("1h0m0.5s", 3600.5), ("250ms", 0.25)]
+)
 def test_durations_are_gos(text: str, value: float) -> None:
     assert seconds(text) == value
 
 
 def test_a_file_that_compose_refuses_is_refused(tmp_path: Path) -> None:
-    broken = own_file(tmp_path, "services: {a: {image: x, command: [python], depends_on: [nobody]}}")
+    broken = own_file(
+        tmp_path, "services: {a: {image: x, command: [python], depends_on: [nobody]}}"
+    )
     with pytest.raises(ClusterError, match="nobody"):
         Cluster(tmp_path / "cluster", file=broken).up()
 
@@ -222,7 +265,9 @@ volumes: {flag: }
 
 def test_who_does_not_stop_in_time_is_killed(tmp_path: Path) -> None:
     said: list[str] = []
-    stubborn = Cluster(tmp_path / "cluster", file=own_file(tmp_path, STUBBORN), progress=said.append)
+    stubborn = Cluster(
+        tmp_path / "cluster", file=own_file(tmp_path, STUBBORN), progress=said.append
+    )
     stubborn.up(["stubborn"])
     assert state_of(stubborn, "stubborn") == "running"
     stubborn.down()
@@ -233,7 +278,10 @@ def test_who_does_not_stop_in_time_is_killed(tmp_path: Path) -> None:
 
 
 def test_who_does_not_start_is_quoted(tmp_path: Path) -> None:
-    with Cluster(tmp_path / "cluster", file=own_file(tmp_path, STUBBORN)) as broken, pytest.raises(ClusterError, match="I cannot"):
+    with (
+        Cluster(tmp_path / "cluster", file=own_file(tmp_path, STUBBORN)) as broken,
+        pytest.raises(ClusterError, match="I cannot"),
+    ):
         broken.up(["broken"])
 
 
@@ -265,7 +313,9 @@ def test_what_depends_on_a_service_that_ends_starts_after_its_success_only(tmp_p
 @needs.etcd
 def test_etcd_lives_through_faults_on_loopback(cluster: Cluster) -> None:
     cluster.up(ETCD)
-    pids = {each.service: each.pid for each in cluster.status(health=True) if each.health == "healthy"}
+    pids = {
+        each.service: each.pid for each in cluster.status(health=True) if each.health == "healthy"
+    }
     assert set(pids) == set(ETCD)
     cluster.kill("etcd0")
     assert state_of(cluster, "etcd0") == "dead"
@@ -291,7 +341,9 @@ def test_what_etcd_stored_is_there_after_down_and_up(cluster: Cluster) -> None:
     def ask(path: str, question: dict[str, str]) -> dict[str, object]:
         """etcd's JSON gateway; keys and values are base64."""
         url = f"http://{cluster.address('etcd2')}:2379/v3/kv/{path}"
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(question).encode()), timeout=10) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, json.dumps(question).encode()), timeout=10
+        ) as answer:
             return json.load(answer)
 
     cluster.up(ETCD)
@@ -328,8 +380,13 @@ def arrives(cluster: Cluster, source: str, target: str) -> bool:
     with receiver:
         assert receiver.stdout is not None
         assert receiver.stdout.readline() == "ready\n"
-        subprocess.run([*cluster.prefix(source), sys.executable, "-c", SEND, cluster.address(target)], check=True)
-        return receiver.communicate()[0] == "packet\n"  # its patience begins when its input ends, after the packet was sent
+        subprocess.run(
+            [*cluster.prefix(source), sys.executable, "-c", SEND, cluster.address(target)],
+            check=True,
+        )
+        return (
+            receiver.communicate()[0] == "packet\n"
+        )  # its patience begins when its input ends, after the packet was sent
 
 
 def connect(cluster: Cluster, source: str, target: str) -> str:
@@ -350,7 +407,9 @@ def test_a_partition_cuts_and_heals(tmp_path: Path) -> None:
         cluster.partition("etcd0", "etcd1")
         cluster.partition("etcd0", "etcd2")
         assert not arrives(cluster, "etcd1", "etcd0")
-        assert connect(cluster, "etcd0", "etcd1") == "TimeoutError", "a partition is silent, not an error"
+        assert connect(cluster, "etcd0", "etcd1") == "TimeoutError", (
+            "a partition is silent, not an error"
+        )
         assert connect(cluster, "etcd1", "etcd2") == "connected"
         assert until(lambda: answers(cluster, "etcd1") and answers(cluster, "etcd2"), 20)
         assert until(lambda: not answers(cluster, "etcd0"), 20), "the minority still serves"
@@ -390,11 +449,26 @@ def test_the_command_line_says_the_same_verbs(tmp_path: Path) -> None:
         assert say(folder, "up", "--services", "etcd0", "--no-wait").returncode == 0
         rows = {row["service"]: row for row in json.loads(say(folder, "status", "--json").stdout)}
         assert (rows["etcd0"]["state"], rows["etcd1"]["state"]) == ("running", "absent")
-        assert say(folder, "pause", "etcd0").returncode == say(folder, "resume", "etcd0").returncode == 0
+        assert (
+            say(folder, "pause", "etcd0").returncode
+            == say(folder, "resume", "etcd0").returncode
+            == 0
+        )
         assert "etcd" in say(folder, "logs", "etcd0").stdout
-        shown = say(folder, "run", "--", "python", "-c", "import os, sys; print(sys.argv[1], os.environ['QMQ_SERVER'])", "g1-a:7")
+        shown = say(
+            folder,
+            "run",
+            "--",
+            "python",
+            "-c",
+            "import os, sys; print(sys.argv[1], os.environ['QMQ_SERVER'])",
+            "g1-a:7",
+        )
         meta0, meta1 = rows["meta0"]["address"], rows["meta1"]["address"]
-        assert shown.stdout.split() == [f"{rows['g1-a']['address']}:7", f"{meta0}:20880,{meta1}:20880"]
+        assert shown.stdout.split() == [
+            f"{rows['g1-a']['address']}:7",
+            f"{meta0}:20880,{meta1}:20880",
+        ]
         unknown = say(folder, "start", "nobody")
         assert unknown.returncode == 1
         assert "there is no service nobody" in unknown.stderr
@@ -406,7 +480,15 @@ def test_the_command_line_says_the_same_verbs(tmp_path: Path) -> None:
 @needs.etcd
 def test_in_the_foreground_services_die_with_the_runner(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "cluster")
-    command = [sys.executable, str(ROOT / "scripts" / "cluster.py"), "--dir", str(folder.path), "up", "--foreground", "--no-wait"]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "cluster.py"),
+        "--dir",
+        str(folder.path),
+        "up",
+        "--foreground",
+        "--no-wait",
+    ]
     runner = subprocess.Popen([*command, "--services", "etcd0"], stderr=subprocess.PIPE, text=True)
     with runner:
         assert runner.stderr is not None
@@ -415,7 +497,9 @@ def test_in_the_foreground_services_die_with_the_runner(tmp_path: Path) -> None:
             service = folder.load().processes["etcd0"]
             assert state(service) == "running"
             # before it is etcd it is setpriv, which may not have asked yet to die with its parent
-            assert until(lambda: Path(f"/proc/{service.pid}/comm").read_text().strip() == "etcd", 30)
+            assert until(
+                lambda: Path(f"/proc/{service.pid}/comm").read_text().strip() == "etcd", 30
+            )
         finally:
             runner.send_signal(signal.SIGKILL)
     assert until(lambda: state(service) == "dead", 10)

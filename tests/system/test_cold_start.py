@@ -49,7 +49,10 @@ async def test_a_broker_group_that_starts_late_keeps_its_partitions(tmp_path: Pa
     with running_cluster(tmp_path, SHAPE, "loopback") as it:
         async with metadata(it) as there:
             await there.create_subject(
-                SubjectConfig("orders", order=Order.STRICT, logical_partitions=64, groups=("g1", "g2")), partitions=4
+                SubjectConfig(
+                    "orders", order=Order.STRICT, logical_partitions=64, groups=("g1", "g2")
+                ),
+                partitions=4,
             )
         assert sorted(places(await route_of(it))) == ["g1", "g1", "g2", "g2"]
         everything = [*SHAPE.etcd_names, *SHAPE.meta_names, "g1-a", "g2-a"]

@@ -36,9 +36,18 @@ LOCKS = ["requirements-demo.lock", "requirements-spark.lock"]
 
 
 def compose(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "docker-compose"), "-f", str(ROOT / "docker-compose.yml"), "--profile", "*", *words]
+    command = [
+        str(BIN / "docker-compose"),
+        "-f",
+        str(ROOT / "docker-compose.yml"),
+        "--profile",
+        "*",
+        *words,
+    ]
     environment = {"PATH": str(BIN), "HOME": str(ROOT), **variables}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def resolved(**variables: str) -> dict[str, Any]:
@@ -58,14 +67,27 @@ def test_compose_accepts_the_file() -> None:
 
 
 def test_the_compose_file_describes_the_documented_cluster(services: dict[str, Any]) -> None:
-    assert {name for name, each in services.items() if not each.get("profiles")} == {*ETCD, *META, *BROKERS}
+    assert {name for name, each in services.items() if not each.get("profiles")} == {
+        *ETCD,
+        *META,
+        *BROKERS,
+    }
     assert set(services) == {*ETCD, *META, *BROKERS, "client", "s3", *LAKE, *SPARK, "spark-job"}
 
 
-def test_the_demo_spark_and_its_jobs_start_only_if_they_are_asked_for(services: dict[str, Any]) -> None:
-    profiles = {"client": ["demo"], "spark-master": ["spark"], "spark-worker": ["spark"], "spark-job": ["spark-job"]}
+def test_the_demo_spark_and_its_jobs_start_only_if_they_are_asked_for(
+    services: dict[str, Any],
+) -> None:
+    profiles = {
+        "client": ["demo"],
+        "spark-master": ["spark"],
+        "spark-worker": ["spark"],
+        "spark-job": ["spark-job"],
+    }
     profiles |= {name: ["lake"] for name in ("s3", *LAKE)}
-    assert {name: each["profiles"] for name, each in services.items() if "profiles" in each} == profiles
+    assert {
+        name: each["profiles"] for name, each in services.items() if "profiles" in each
+    } == profiles
 
 
 def test_every_server_is_checked_restarted_and_given_time_to_stop(services: dict[str, Any]) -> None:
@@ -76,7 +98,9 @@ def test_every_server_is_checked_restarted_and_given_time_to_stop(services: dict
         assert each["stop_grace_period"], name
 
 
-def test_health_checks_are_cheap_and_use_the_port_that_the_server_serves(services: dict[str, Any]) -> None:
+def test_health_checks_are_cheap_and_use_the_port_that_the_server_serves(
+    services: dict[str, Any],
+) -> None:
     for name in (*META, *BROKERS, *LAKE):
         shell, *_, address, path = services[name]["healthcheck"]["test"][1:]
         assert shell == "bash", f"{name}: a Python for each check starves the brokers"
@@ -84,18 +108,27 @@ def test_health_checks_are_cheap_and_use_the_port_that_the_server_serves(service
         assert path == ("/readyz" if name in META else "/livez")
 
 
-def test_checks_are_rare_once_healthy_and_patient_with_a_loaded_machine(services: dict[str, Any]) -> None:
+def test_checks_are_rare_once_healthy_and_patient_with_a_loaded_machine(
+    services: dict[str, Any],
+) -> None:
     for name in (*ETCD, *META, *BROKERS, "s3", *LAKE, *SPARK):
         check = services[name]["healthcheck"]
-        interval, starting, timeout = (seconds(check[which]) for which in ("interval", "start_interval", "timeout"))
+        interval, starting, timeout = (
+            seconds(check[which]) for which in ("interval", "start_interval", "timeout")
+        )
         assert interval >= 5 * starting, name
         assert timeout >= 10, name
         assert check["retries"] * interval >= 60, name
         assert seconds(check["start_period"]) >= 60, name
 
 
-@pytest.mark.parametrize(("is_ready", "path", "status"), [(True, "/readyz", 0), (False, "/readyz", 1), (False, "/livez", 0)])
-async def test_the_check_passes_if_and_only_if_the_server_says_so(services: dict[str, Any], is_ready: bool, path: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("is_ready", "path", "status"),
+    [(True, "/readyz", 0), (False, "/readyz", 1), (False, "/livez", 0)],
+)
+async def test_the_check_passes_if_and_only_if_the_server_says_so(
+    services: dict[str, Any], is_ready: bool, path: str, status: int
+) -> None:
     endpoint = MetricsServer([], lambda: Readiness(is_ready, "as this test says"))
     await endpoint.start("127.0.0.1", 0, NETWORK.listen)
     try:
@@ -115,7 +148,9 @@ async def exit_status(services: dict[str, Any], address: str, path: str) -> int 
     return await process.wait()
 
 
-def test_what_listens_beyond_its_container_says_that_this_is_meant(services: dict[str, Any]) -> None:
+def test_what_listens_beyond_its_container_says_that_this_is_meant(
+    services: dict[str, Any],
+) -> None:
     for name in (*META, *BROKERS, *LAKE):
         environment = services[name]["environment"]
         assert (environment["QMQ_HOST"], environment["QMQ_INSECURE"]) == ("0.0.0.0", "1"), name
@@ -127,7 +162,11 @@ def test_every_dependency_waits_for_health(services: dict[str, Any]) -> None:
     assert set(services["client"]["depends_on"]) == {*META, *REAL_TIME}
     assert set(services["spark-worker"]["depends_on"]) == {"spark-master"}
     assert set(services["spark-job"]["depends_on"]) == {*META, "spark-worker"}
-    conditions = {each["condition"] for service in services.values() for each in service.get("depends_on", {}).values()}
+    conditions = {
+        each["condition"]
+        for service in services.values()
+        for each in service.get("depends_on", {}).values()
+    }
     assert conditions == {"service_healthy"}
 
 
@@ -149,7 +188,9 @@ def test_a_broker_is_the_replica_it_is_named_after(services: dict[str, Any]) -> 
         environment = services[name]["environment"]
         assert environment["QMQ_REPLICA"] == environment["QMQ_ADVERTISE"] == name
         assert environment["QMQ_GROUP"] == name.split("-")[0]
-        assert environment["QMQ_REPLICAS"].split(",") == [each for each in BROKERS if each.startswith(environment["QMQ_GROUP"])]
+        assert environment["QMQ_REPLICAS"].split(",") == [
+            each for each in BROKERS if each.startswith(environment["QMQ_GROUP"])
+        ]
 
 
 def test_a_delay_server_is_a_broker_with_another_command(services: dict[str, Any]) -> None:
@@ -166,31 +207,49 @@ def test_each_member_keeps_its_data_in_a_volume_of_its_own(services: dict[str, A
         assert volume["target"] == environment.get("ETCD_DATA_DIR", environment.get("QMQ_DATA"))
 
 
-def test_workers_and_jobs_find_the_master_under_the_name_and_port_that_it_listens_on(services: dict[str, Any]) -> None:
+def test_workers_and_jobs_find_the_master_under_the_name_and_port_that_it_listens_on(
+    services: dict[str, Any],
+) -> None:
     for name in SPARK:
         command = services[name]["command"]
         assert command[command.index("--host") + 1] == name, "other containers know it by its name"
-        assert services[name]["healthcheck"]["test"][-1] == f"{name}:{command[command.index('--webui-port') + 1]}"
+        assert (
+            services[name]["healthcheck"]["test"][-1]
+            == f"{name}:{command[command.index('--webui-port') + 1]}"
+        )
     master = services["spark-master"]["command"]
     url = f"spark://spark-master:{master[master.index('--port') + 1]}"
     assert services["spark-worker"]["command"][-1] == url
     assert services["spark-job"]["environment"]["MASTER"] == url
 
 
-def test_a_job_and_the_tasks_that_write_for_it_see_the_same_folder(services: dict[str, Any]) -> None:
-    job, worker = ({each["source"]: each["target"] for each in services[name]["volumes"]} for name in ("spark-job", "spark-worker"))
+def test_a_job_and_the_tasks_that_write_for_it_see_the_same_folder(
+    services: dict[str, Any],
+) -> None:
+    job, worker = (
+        {each["source"]: each["target"] for each in services[name]["volumes"]}
+        for name in ("spark-job", "spark-worker")
+    )
     assert job == {"archive": "/archive"}
     assert worker == {"archive": "/archive", "spark-worker": "/work"}
     assert "/work" in services["spark-worker"]["command"]
 
 
 def test_a_workers_size_is_chosen_from_outside(services: dict[str, Any]) -> None:
-    for found, size in ((services, ("2", "2g")), (resolved(QMQ_SPARK_CORES="8", QMQ_SPARK_MEMORY="16g"), ("8", "16g"))):
+    for found, size in (
+        (services, ("2", "2g")),
+        (resolved(QMQ_SPARK_CORES="8", QMQ_SPARK_MEMORY="16g"), ("8", "16g")),
+    ):
         command = found["spark-worker"]["command"]
-        assert (command[command.index("--cores") + 1], command[command.index("--memory") + 1]) == size
+        assert (
+            command[command.index("--cores") + 1],
+            command[command.index("--memory") + 1],
+        ) == size
 
 
-def test_only_what_clients_need_is_published_and_only_on_this_machine(services: dict[str, Any]) -> None:
+def test_only_what_clients_need_is_published_and_only_on_this_machine(
+    services: dict[str, Any],
+) -> None:
     ports = {name: each.get("ports", []) for name, each in services.items()}
     assert {name for name, found in ports.items() if found} == {*META, *BROKERS, *LAKE}
     published = [port for found in ports.values() for port in found]
@@ -198,7 +257,11 @@ def test_only_what_clients_need_is_published_and_only_on_this_machine(services: 
     assert len({port["published"] for port in published}) == len(published)
     for name in (*BROKERS, *LAKE):  # clients outside connect to the port that the broker advertises
         (port,) = ports[name]
-        assert str(port["target"]) == port["published"] == services[name]["environment"]["QMQ_DATA_PORT"]
+        assert (
+            str(port["target"])
+            == port["published"]
+            == services[name]["environment"]["QMQ_DATA_PORT"]
+        )
 
 
 def test_the_flush_is_chosen_from_outside(services: dict[str, Any]) -> None:
@@ -214,10 +277,14 @@ def test_the_services_of_qmq_are_one_image_without_rights(services: dict[str, An
         assert each["command"][0] in ("qmq", "python"), name
 
 
-@pytest.mark.parametrize("more", [(), ("docker-compose.secure.yml",), ("docker-compose.monitoring.yml",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "more", [(), ("docker-compose.secure.yml",), ("docker-compose.monitoring.yml",)], ids=" ".join
+)
 def test_one_service_builds_each_image_and_the_others_use_it(more: tuple[str, ...]) -> None:
     """Otherwise a second `up --build` finds another image of the same name, and recreates every server."""
-    done = compose(*[word for name in more for word in ("-f", str(ROOT / name))], "config", "--format", "json")
+    done = compose(
+        *[word for name in more for word in ("-f", str(ROOT / name))], "config", "--format", "json"
+    )
     assert done.returncode == 0, done.stderr
     builders: dict[str, list[str]] = {}
     for name, each in json.loads(done.stdout)["services"].items():
@@ -227,19 +294,29 @@ def test_one_service_builds_each_image_and_the_others_use_it(more: tuple[str, ..
     assert builders == {"qmq:latest": ["meta0"], "qmq-spark:latest": ["spark-master"]}
 
 
-def test_spark_has_an_image_of_the_same_file_with_its_own_lock_and_no_rights(services: dict[str, Any]) -> None:
+def test_spark_has_an_image_of_the_same_file_with_its_own_lock_and_no_rights(
+    services: dict[str, Any],
+) -> None:
     for name in (*SPARK, "spark-job"):
         each = services[name]
         assert (each["image"], each["cap_drop"]) == ("qmq-spark:latest", ["ALL"]), name
-    assert services["spark-master"]["build"]["dockerfile"] == services["meta0"]["build"]["dockerfile"]
+    assert (
+        services["spark-master"]["build"]["dockerfile"] == services["meta0"]["build"]["dockerfile"]
+    )
     assert services["spark-master"]["build"]["args"]["LOCK"] == "requirements-spark.lock"
-    assert [*services["spark-job"]["entrypoint"], *services["spark-job"]["command"]] == ["qmq", "spark", "--help"]
+    assert [*services["spark-job"]["entrypoint"], *services["spark-job"]["command"]] == [
+        "qmq",
+        "spark",
+        "--help",
+    ]
 
 
 def test_the_images_are_labelled_with_what_they_are_made_of() -> None:
     told = {"QMQ_VERSION": "1.2.3", "QMQ_REVISION": "abc", "QMQ_SOURCE": "https://example.org/qmq"}
     for each in (resolved(**told)[name] for name in ("meta0", "spark-master")):
-        assert {f"QMQ_{name}": value for name, value in each["build"]["args"].items() if name != "LOCK"} == told
+        assert {
+            f"QMQ_{name}": value for name, value in each["build"]["args"].items() if name != "LOCK"
+        } == told
     image = (ROOT / "Dockerfile").read_text().rpartition("FROM ")[2]
     for label, argument in (("version", "VERSION"), ("revision", "REVISION"), ("source", "SOURCE")):
         assert f"ARG {argument}=" in image
@@ -247,7 +324,13 @@ def test_the_images_are_labelled_with_what_they_are_made_of() -> None:
 
 
 def test_hadolint_finds_nothing() -> None:
-    done = subprocess.run([str(BIN / "hadolint"), str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [str(BIN / "hadolint"), str(ROOT / "Dockerfile")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -260,11 +343,19 @@ def test_the_image_is_pinned_and_does_not_run_as_root() -> None:
 
 
 def test_what_the_image_copies_exists_and_is_let_in() -> None:
-    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    let_in = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     copied = set()
-    for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE):
+    for line in re.findall(
+        r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+    ):
         copied |= {each for lock in LOCKS for each in line.replace("${LOCK}", lock).split()[:-1]}
     assert copied == let_in
     assert all((ROOT / name).exists() for name in copied)
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]
     assert {package.split("/")[0] for package in wheel["packages"]} <= copied

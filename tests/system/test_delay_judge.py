@@ -12,7 +12,9 @@ def _acked(number: int, due: int, **more: bool) -> Wish:
 
 
 def test_what_came_once_and_in_time_is_fine() -> None:
-    verdict = judge([_acked(1, 100), _acked(2, 200)], [Sight(1, "q", 0, 100), Sight(2, "q", 1, 650)])
+    verdict = judge(
+        [_acked(1, 100), _acked(2, 200)], [Sight(1, "q", 0, 100), Sight(2, "q", 1, 650)]
+    )
     assert verdict.anomalies == []
     assert verdict.lateness_ms == [0, 450]
 

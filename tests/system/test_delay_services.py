@@ -21,21 +21,31 @@ async def master(cluster: Cluster, network: Network, *, other_than: str = "") ->
     async with asyncio.timeout(60):
         while True:
             for name in DELAYS:
-                status = await describe(f"{cluster.address(name)}:{CONTROL_PORT}", network) if name != other_than else None
+                status = (
+                    await describe(f"{cluster.address(name)}:{CONTROL_PORT}", network)
+                    if name != other_than
+                    else None
+                )
                 if status is not None and status.is_serving:
                     return name
             await asyncio.sleep(0.05)
 
 
-async def test_the_delay_group_of_the_compose_file_survives_a_kill_of_its_master(tmp_path: Path) -> None:
+async def test_the_delay_group_of_the_compose_file_survives_a_kill_of_its_master(
+    tmp_path: Path,
+) -> None:
     times = {"QMQ_ETCD_HEARTBEAT_MS": "50", "QMQ_ETCD_ELECTION_MS": "500"}
     with Cluster(tmp_path / "cluster", environment=times, secure=SECURE) as cluster:
-        await asyncio.to_thread(cluster.up, (*ETCD, *(ETCD_USERS if SECURE else ()), *DELAYS), deps=False)
+        await asyncio.to_thread(
+            cluster.up, (*ETCD, *(ETCD_USERS if SECURE else ()), *DELAYS), deps=False
+        )
         network = network_of(papers_of(tmp_path / "cluster", "admin")) if SECURE else NETWORK
         first = await master(cluster, network)
         cluster.kill(first)
         assert await master(cluster, network, other_than=first) != first
         await asyncio.to_thread(cluster.start, first)
         states = {each.service: each.state for each in cluster.status()}
-        assert {name: states[name] for name in (*ETCD, *DELAYS)} == dict.fromkeys((*ETCD, *DELAYS), "running")
+        assert {name: states[name] for name in (*ETCD, *DELAYS)} == dict.fromkeys(
+            (*ETCD, *DELAYS), "running"
+        )
         assert states["g1-a"] == states["meta0"] == "absent"

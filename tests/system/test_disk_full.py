@@ -30,9 +30,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @needs.mounts
 @pytest.mark.parametrize("reserve", [2 * MIB, 0])
-async def test_a_full_disk_refuses_writes_continues_reading_and_recovers(small_disk: Path, reserve: int) -> None:
+async def test_a_full_disk_refuses_writes_continues_reading_and_recovers(
+    small_disk: Path, reserve: int
+) -> None:
     log = LogConfig(segment_bytes=4 * MIB, disk_free_bytes_min=reserve)
-    async with running(node_config(small_disk / "node", log)) as node, qmq.connect(node.address) as mq:
+    async with (
+        running(node_config(small_disk / "node", log)) as node,
+        qmq.connect(node.address) as mq,
+    ):
         sent = 0
         with pytest.raises(DeadlineExceeded, match="space") as refused:
             async with mq.producer("s", delivery_timeout_s=0.5) as producer:
@@ -56,7 +61,10 @@ async def test_a_full_disk_refuses_writes_continues_reading_and_recovers(small_d
         subprocess.run(["mount", "-o", "remount,size=48m", str(small_disk)], check=True)
         assert (await mq.send("s", b"again")).sequence == sent
         await consumer.close()
-    async with running(node_config(small_disk / "node", log)) as node, qmq.connect(node.address) as mq:
+    async with (
+        running(node_config(small_disk / "node", log)) as node,
+        qmq.connect(node.address) as mq,
+    ):
         assert (await mq.consumer("s", "g").pull(10)).bodies == [b"again"]
 
 
@@ -71,7 +79,9 @@ async def test_a_node_works_stops_and_starts_without_a_byte_left(small_disk: Pat
         await mq.send("s", b"far", delay=timedelta(days=3))
         fill(small_disk)
         async with mq.consumer("s", "g") as consumer:
-            assert (await consumer.pull(10, timedelta(seconds=30))).bodies == [b"%d" % number for number in range(10)]
+            assert (await consumer.pull(10, timedelta(seconds=30))).bodies == [
+                b"%d" % number for number in range(10)
+            ]
         with suppress(DiskFull):
             await mq.metadata.create_subject(SubjectConfig("other"))
         with pytest.raises(DeadlineExceeded, match="space"):
@@ -87,7 +97,9 @@ async def test_a_node_works_stops_and_starts_without_a_byte_left(small_disk: Pat
         async with mq.consumer("s", "check") as consumer:
             found: list[bytes] = []
             async with asyncio.timeout(60):
-                while not {b"again", b"delayed", *(b"%d" % number for number in range(20))} <= set(found):
+                while not {b"again", b"delayed", *(b"%d" % number for number in range(20))} <= set(
+                    found
+                ):
                     found += (await consumer.pull(30, timedelta(seconds=1))).bodies
 
 

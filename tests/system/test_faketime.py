@@ -45,7 +45,11 @@ class Process:
 
     def __init__(self, fake: FakeTime) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=fake.environment
+            [sys.executable, "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=fake.environment,
         )
 
     def ask(self, command: str = "look") -> Look:
@@ -88,7 +92,9 @@ def close(one: int, two: int) -> bool:
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-def test_a_process_whose_clock_jumps_an_hour_keeps_its_time(fake: FakeTime, process: Process, jump: int) -> None:
+def test_a_process_whose_clock_jumps_an_hour_keeps_its_time(
+    fake: FakeTime, process: Process, jump: int
+) -> None:
     before = process.ask(f"witness a {true_ms()}")
     assert close(before.wall_ms, true_ms())
     fake.jump(jump / 1000)
@@ -112,7 +118,9 @@ def test_a_clock_jump_that_others_confirm_is_accepted(fake: FakeTime, process: P
     assert close(accepted.step_ms, 0)
 
 
-def test_a_process_started_while_its_clock_is_ahead_is_put_right_by_a_witness(fake: FakeTime) -> None:
+def test_a_process_started_while_its_clock_is_ahead_is_put_right_by_a_witness(
+    fake: FakeTime,
+) -> None:
     fake.jump(3600)
     process = Process(fake)
     try:

@@ -35,7 +35,9 @@ async def test_acked_messages_survive_kills_of_the_master(group: Group, tmp_path
             await group.settled_peer(master)
 
 
-async def test_writes_continue_while_a_slave_is_killed_and_comes_back(group: Group, tmp_path: Path) -> None:
+async def test_writes_continue_while_a_slave_is_killed_and_comes_back(
+    group: Group, tmp_path: Path
+) -> None:
     async with under_load(group, "slave", tmp_path) as work:
         slave = await group.slave()
         await asyncio.to_thread(group.cluster.kill, slave)
@@ -52,7 +54,9 @@ async def test_acked_messages_survive_a_kill_of_all(group: Group, tmp_path: Path
         await group.master()
 
 
-async def test_a_master_stopped_past_its_lease_cannot_write_when_it_wakes(group: Group, tmp_path: Path) -> None:
+async def test_a_master_stopped_past_its_lease_cannot_write_when_it_wakes(
+    group: Group, tmp_path: Path
+) -> None:
     async with under_load(group, "stopped", tmp_path) as work:
         master = await group.master()
         epoch = (await group.status(master)).epoch
@@ -68,7 +72,9 @@ async def test_a_master_stopped_past_its_lease_cannot_write_when_it_wakes(group:
 
 @needs.namespaces
 @pytest.mark.parametrize("how", ["both ways", "inward", "outward"])
-async def test_a_master_cut_off_from_its_slaves_commits_nothing_and_is_replaced(group: Group, tmp_path: Path, how: str) -> None:
+async def test_a_master_cut_off_from_its_slaves_commits_nothing_and_is_replaced(
+    group: Group, tmp_path: Path, how: str
+) -> None:
     async with under_load(group, f"cut-{how.split()[0]}", tmp_path) as work:
         master = await group.master()
         for other in [name for name in REPLICAS if name != master]:
@@ -81,7 +87,9 @@ async def test_a_master_cut_off_from_its_slaves_commits_nothing_and_is_replaced(
         await group.settled_peer(master)
 
 
-async def test_a_killed_leader_of_etcd_does_not_stop_the_data_path(group: Group, tmp_path: Path) -> None:
+async def test_a_killed_leader_of_etcd_does_not_stop_the_data_path(
+    group: Group, tmp_path: Path
+) -> None:
     async with under_load(group, "etcd-one", tmp_path) as work:
         for name in ETCD:
             await asyncio.to_thread(group.cluster.kill, name)
@@ -89,7 +97,9 @@ async def test_a_killed_leader_of_etcd_does_not_stop_the_data_path(group: Group,
             await asyncio.to_thread(group.cluster.start, name)
 
 
-async def test_the_data_path_continues_while_etcd_has_no_quorum(group: Group, tmp_path: Path) -> None:
+async def test_the_data_path_continues_while_etcd_has_no_quorum(
+    group: Group, tmp_path: Path
+) -> None:
     async with under_load(group, "etcd-none", tmp_path) as work:
         master = await group.master()
         await asyncio.to_thread(group.cluster.pause, *ETCD)

@@ -20,7 +20,9 @@ from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind, FrameReader, frame
 
 HELLO = frame(FrameKind.HELLO, 1, wire.Hello(1, "test").pack())
-ENVELOPE, REGION = encode(b"s", Columns([b"body"] * 3), producer_id=1, batch_sequence=0, create_time_ms=0)
+ENVELOPE, REGION = encode(
+    b"s", Columns([b"body"] * 3), producer_id=1, batch_sequence=0, create_time_ms=0
+)
 PRODUCE = frame(FrameKind.PRODUCE, 2, ENVELOPE + REGION)
 
 

@@ -12,10 +12,15 @@ from system.gateway_run import GatewayRun, run
 
 pytestmark = [
     pytest.mark.longest,
-    pytest.mark.skipif(not JAR.is_file() or shutil.which("javac") is None, reason="needs a JDK, and scripts/rocketmq_clients"),
+    pytest.mark.skipif(
+        not JAR.is_file() or shutil.which("javac") is None,
+        reason="needs a JDK, and scripts/rocketmq_clients",
+    ),
 ]
 RUNS = {
-    "everything": GatewayRun(count=2_003, groups=32, changes=2, gateway_kills=1, failovers=1, seed=forms.SEED),
+    "everything": GatewayRun(
+        count=2_003, groups=32, changes=2, gateway_kills=1, failovers=1, seed=forms.SEED
+    ),
     "kills": GatewayRun(count=5_000, gateway_kills=2, failovers=2, seed=forms.SEED),
     "changes": GatewayRun(count=4_500, groups=32, changes=8, seed=forms.SEED),
 }

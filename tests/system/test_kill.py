@@ -40,7 +40,10 @@ class Load:
         while not self.is_over:
             bodies = []
             for _ in range(20):
-                bodies.append(b"%d:%s" % (self.sent, self.chance.randbytes(self.chance.randrange(200)).hex().encode()))
+                bodies.append(
+                    b"%d:%s"
+                    % (self.sent, self.chance.randbytes(self.chance.randrange(200)).hex().encode())
+                )
                 self.sent += 1
             tickets = producer.send_many(bodies)
             waiting.append(asyncio.create_task(self._note(tickets, bodies)))
@@ -77,7 +80,10 @@ async def one_round(node: NodeProcess, load: Load, number: int) -> None:
     mq = qmq.connect(node.address)
     load.is_over = False
     before = len(load.acked)
-    work = [asyncio.ensure_future(load.produce(mq)), asyncio.ensure_future(load.consume(mq, f"c{number}"))]
+    work = [
+        asyncio.ensure_future(load.produce(mq)),
+        asyncio.ensure_future(load.consume(mq, f"c{number}")),
+    ]
     await eventually(lambda: len(load.acked) > before, within_s=120)
     await asyncio.sleep(load.chance.uniform(0.0, 0.4))
     node.process.send_signal(9)  # type: ignore[union-attr]
@@ -99,7 +105,9 @@ async def drain(node: NodeProcess) -> Counter[bytes]:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("flush", forms.some(["sync", "async"], 2))
-async def test_an_acknowledged_message_survives_kill_9_however_often(node_process: NodeProcess, tmp_path: Path, flush: str) -> None:
+async def test_an_acknowledged_message_survives_kill_9_however_often(
+    node_process: NodeProcess, tmp_path: Path, flush: str
+) -> None:
     node_process.options = ("--flush", flush)
     load = Load(random.Random(forms.SEED))
     async with secured(node_process, tmp_path, secure=SECURE):
@@ -112,7 +120,9 @@ async def test_an_acknowledged_message_survives_kill_9_however_often(node_proces
     assert load.acked
     assert load.acknowledged - stored.keys() == set()
     assert set(stored.values()) == {1}
-    assert load.after_ack == Counter(), "a message was delivered again whose acknowledgement was answered"
+    assert load.after_ack == Counter(), (
+        "a message was delivered again whose acknowledgement was answered"
+    )
     assert node_process.stop() == 0
 
 

@@ -13,13 +13,26 @@ from typing import Any, Final
 
 import pytest
 from kubelet.manifests import BATCH, NODES, OPTIONS, PRODUCERS, pod_sets, rendered
-from kubelet.process_kubelet import MERGE, ApiRefused, ControlPlane, KubernetesApi, ProcessKubelet, apply_all
+from kubelet.process_kubelet import (
+    MERGE,
+    ApiRefused,
+    ControlPlane,
+    KubernetesApi,
+    ProcessKubelet,
+    apply_all,
+)
 from qmq_coordination.etcd.process import EtcdProcess
 from support import needs
 
 from system.workload import Workload
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.longest, needs.helm, needs.etcd, needs.control_plane]
+pytestmark = [
+    pytest.mark.xdist_group("faults"),
+    pytest.mark.longest,
+    needs.helm,
+    needs.etcd,
+    needs.control_plane,
+]
 GROUPS: Final = ("g1", "g2")
 RESTRICTED: Final = {
     "apiVersion": "v1",
@@ -66,10 +79,18 @@ class Operator:
 
     async def _is_rolled_out(self) -> bool:
         for plural in ("statefulsets", "deployments"):
-            for each in (await self._api.call("GET", f"/apis/apps/v1/namespaces/qmq/{plural}"))["items"]:
+            for each in (await self._api.call("GET", f"/apis/apps/v1/namespaces/qmq/{plural}"))[
+                "items"
+            ]:
                 status, wanted = each["status"], each["spec"]["replicas"]
-                counts = [status.get(name, 0) for name in ("replicas", "updatedReplicas", "availableReplicas")]
-                if status.get("observedGeneration") != each["metadata"]["generation"] or counts != [wanted] * 3:
+                counts = [
+                    status.get(name, 0)
+                    for name in ("replicas", "updatedReplicas", "availableReplicas")
+                ]
+                if (
+                    status.get("observedGeneration") != each["metadata"]["generation"]
+                    or counts != [wanted] * 3
+                ):
                     return False
         return True
 
@@ -81,7 +102,9 @@ class Operator:
     async def drain(self, node: str, *, within_s: float = 120.0) -> float:
         """As `kubectl drain`. Returns the seconds it took."""
         begin_s = time.monotonic()
-        await self._api.call("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}}, MERGE)
+        await self._api.call(
+            "PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}}, MERGE
+        )
         evicted: set[str] = set()
 
         async def is_empty() -> bool:
@@ -96,7 +119,11 @@ class Operator:
 
     async def _evict(self, pod: str) -> bool:
         """False while a budget forbids it."""
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "qmq"}}
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": "qmq"},
+        }
         try:
             await self._api.call("POST", f"{PODS}/{pod}/eviction", body)
         except ApiRefused as refused:
@@ -106,7 +133,9 @@ class Operator:
         return True
 
 
-async def test_the_real_controllers_upgrade_and_drain_without_an_error_at_a_client(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+async def test_the_real_controllers_upgrade_and_drain_without_an_error_at_a_client(
+    own_etcd: EtcdProcess, tmp_path: Path
+) -> None:
     plane = ControlPlane(tmp_path / "plane", own_etcd.endpoint)
     await plane.start()
     hosts = {"etcd.test:2379": own_etcd.endpoint.removeprefix("http://")}
@@ -121,9 +150,13 @@ async def test_the_real_controllers_upgrade_and_drain_without_an_error_at_a_clie
         await operator.rolled_out()
         placed = await operator.pods()
         for group in GROUPS:
-            assert len({placed[f"qmq-{group}-{number}"] for number in range(3)}) == 3, "no two replicas share a node"
+            assert len({placed[f"qmq-{group}-{number}"] for number in range(3)}) == 3, (
+                "no two replicas share a node"
+            )
         server = ",".join(f"{address}:20880" for address in kubelet.spare_addresses)
-        work = Workload(server, "orders", tmp_path / "history.jsonl", producers=PRODUCERS, batch=BATCH)
+        work = Workload(
+            server, "orders", tmp_path / "history.jsonl", producers=PRODUCERS, batch=BATCH
+        )
         await work.start()
         begin_s = time.monotonic()
         await work.wait_for_acks(500, within_s=120.0)

@@ -24,14 +24,25 @@ SECURED = ",tls.enabled=true,tls.issuer.name=test"
 
 
 @pytest.mark.parametrize("values", ["", SECURED], ids=["plain", "secured"])
-async def test_clients_see_no_error_of_a_rolling_upgrade_and_of_a_drained_node(own_etcd: EtcdProcess, tmp_path: Path, values: str) -> None:
+async def test_clients_see_no_error_of_a_rolling_upgrade_and_of_a_drained_node(
+    own_etcd: EtcdProcess, tmp_path: Path, values: str
+) -> None:
     hosts = {"etcd.test:2379": own_etcd.endpoint.removeprefix("http://")}
-    kubernetes = ProcessKubernetes(tmp_path, rendered(f"image.tag=first{values}", *OPTIONS), NODES, hosts)
+    kubernetes = ProcessKubernetes(
+        tmp_path, rendered(f"image.tag=first{values}", *OPTIONS), NODES, hosts
+    )
     try:
         await kubernetes.rolled_out()
         server = ",".join(f"{address}:20880" for address in kubernetes.addresses("qmq-meta"))
         orders = await enforce_rules(server, tmp_path / "authority") if values else None
-        work = Workload(server, "orders", tmp_path / "history.jsonl", producers=PRODUCERS, batch=BATCH, tls=orders)
+        work = Workload(
+            server,
+            "orders",
+            tmp_path / "history.jsonl",
+            producers=PRODUCERS,
+            batch=BATCH,
+            tls=orders,
+        )
         await work.start()
         begin_s = time.monotonic()
         await work.wait_for_acks(500, within_s=120.0)
@@ -55,7 +66,9 @@ async def test_clients_see_no_error_of_a_rolling_upgrade_and_of_a_drained_node(o
         await kubernetes.stop()
     assert not report.anomalies, [*map(str, report.anomalies)]
     assert (report.counts["failed"], report.counts["unknown"]) == (0, 0)
-    assert [kubernetes.fewest_ready[group] for group in GROUPS] == [2, 2], "the budget's one, and never more, is away"
+    assert [kubernetes.fewest_ready[group] for group in GROUPS] == [2, 2], (
+        "the budget's one, and never more, is away"
+    )
     assert kubernetes.killed == [], "every pod ends within its grace"
     assert kubernetes.restarts() == {}
     assert "Traceback" not in kubernetes.logs()

@@ -15,7 +15,9 @@ from system.group import Group
 pytestmark = pytest.mark.xdist_group("faults")
 
 
-async def test_every_message_is_handled_and_settled_although_the_master_is_killed(group: Group) -> None:
+async def test_every_message_is_handled_and_settled_although_the_master_is_killed(
+    group: Group,
+) -> None:
     async with qmq.connect(group.server) as mq:
         done: Counter[int] = Counter()
         rejected: Counter[int] = Counter()

@@ -14,7 +14,9 @@ from system.workload import under_load
 pytestmark = pytest.mark.xdist_group("faults")
 
 
-async def test_mastership_is_handed_over_without_losing_or_doubling_a_message(group: Group, tmp_path: Path) -> None:
+async def test_mastership_is_handed_over_without_losing_or_doubling_a_message(
+    group: Group, tmp_path: Path
+) -> None:
     async with under_load(group, "transfer", tmp_path) as work, qmq.connect(group.server) as mq:
         for _ in range(3):
             master = await group.master()
@@ -25,7 +27,9 @@ async def test_mastership_is_handed_over_without_losing_or_doubling_a_message(gr
             await work.wait_for_acks(200)
 
 
-async def test_a_replica_is_removed_and_joins_again_while_messages_flow(group: Group, tmp_path: Path) -> None:
+async def test_a_replica_is_removed_and_joins_again_while_messages_flow(
+    group: Group, tmp_path: Path
+) -> None:
     async with under_load(group, "membership", tmp_path) as work, qmq.connect(group.server) as mq:
         slave = await group.slave()
         left = await mq.metadata.remove_replica("g1", slave)
@@ -38,7 +42,9 @@ async def test_a_replica_is_removed_and_joins_again_while_messages_flow(group: G
                 await asyncio.sleep(0.05)
 
 
-async def test_a_replica_with_a_new_disk_takes_the_place_of_the_old_one(group: Group, tmp_path: Path) -> None:
+async def test_a_replica_with_a_new_disk_takes_the_place_of_the_old_one(
+    group: Group, tmp_path: Path
+) -> None:
     async with under_load(group, "new-disk", tmp_path) as work:
         slave = await group.slave()
         data = group.store(slave).parent

@@ -20,7 +20,11 @@ from system.group import describe
 
 pytestmark = [pytest.mark.sampled, pytest.mark.xdist_group("faults")]
 
-VARIABLES: Final = {"QMQ_SEGMENT_MIB": "1", "QMQ_LOCAL_RETENTION_MIB": "2", "QMQ_OBJECT_STORE_CACHE_MIB": "128"}
+VARIABLES: Final = {
+    "QMQ_SEGMENT_MIB": "1",
+    "QMQ_LOCAL_RETENTION_MIB": "2",
+    "QMQ_OBJECT_STORE_CACHE_MIB": "128",
+}
 
 
 @pytest.fixture
@@ -46,7 +50,9 @@ async def master_of(replicas: ReplicaSet) -> str:
             await asyncio.sleep(0.05)
 
 
-async def test_a_killed_replica_whose_disk_is_lost_copies_only_the_tail(replicas: ReplicaSet, tmp_path: Path) -> None:
+async def test_a_killed_replica_whose_disk_is_lost_copies_only_the_tail(
+    replicas: ReplicaSet, tmp_path: Path
+) -> None:
     random = Random(1)
     sent = [b"%05d" % number + random.randbytes(64 * KIB) for number in range(180)]
     async with qmq.connect(replicas.address) as mq:
@@ -56,14 +62,19 @@ async def test_a_killed_replica_whose_disk_is_lost_copies_only_the_tail(replicas
         end = (await status(replicas, before)).message_position
         objects = tmp_path / "objects" / "g" / "message"
         async with asyncio.timeout(60):
-            while len(stored := sorted(int(each.parent.name) for each in objects.glob("*/manifest"))) < end // MIB:
+            while (
+                len(stored := sorted(int(each.parent.name) for each in objects.glob("*/manifest")))
+                < end // MIB
+            ):
                 await asyncio.sleep(0.05)
         lost = next(name for name in replicas.names if name != before)
         replicas.kill(lost)
         shutil.rmtree(replicas.folder / lost)
         replicas.start(lost)
         async with asyncio.timeout(60):
-            while not ((found := await status(replicas, lost)).is_whole and found.message_position == end):
+            while not (
+                (found := await status(replicas, lost)).is_whole and found.message_position == end
+            ):
                 await asyncio.sleep(0.05)
         folder = replicas.folder / lost / "broker" / "message"
         files = sorted(folder.glob("*.log"))

@@ -20,10 +20,20 @@ PATIENCE_S = 60.0
 """A message that waits longer without a reason was forgotten. A shorter wait may come from a busy machine."""
 
 
-async def test_every_promise_is_kept_while_the_route_changes_and_processes_die(tmp_path: Path) -> None:
+async def test_every_promise_is_kept_while_the_route_changes_and_processes_die(
+    tmp_path: Path,
+) -> None:
     seconds = 12.0 if forms.FORM == "gate" else 25.0
     options = Options(
-        changes=6, kills=len(KILLS), freezes=1, seconds=seconds, seed=1, rate=1_500.0, secure=SECURE, slow_s=PATIENCE_S, after_s=PATIENCE_S
+        changes=6,
+        kills=len(KILLS),
+        freezes=1,
+        seconds=seconds,
+        seed=1,
+        rate=1_500.0,
+        secure=SECURE,
+        slow_s=PATIENCE_S,
+        after_s=PATIENCE_S,
     )
     result = await run_in(tmp_path, options)
     assert result.ok, [*map(str, result.report.anomalies), result.tables]

@@ -34,11 +34,17 @@ class FakeMetadata:
     async def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
         version = version or self.version - self.lag
         parts = [
-            pb.OrderedPartition(number=version * 10 + at, lps=control.LpRange(first=at * 4, end=at * 4 + 4), broker_group=group)
+            pb.OrderedPartition(
+                number=version * 10 + at,
+                lps=control.LpRange(first=at * 4, end=at * 4 + 4),
+                broker_group=group,
+            )
             for at, group in enumerate(self.past.get(version, self.groups))
         ]
         self.lag = 0
-        return pb.DescribeRouteResponse(route=pb.OrderedRoute(version=version, logical_partitions=8, partitions=parts))
+        return pb.DescribeRouteResponse(
+            route=pb.OrderedRoute(version=version, logical_partitions=8, partitions=parts)
+        )
 
     def move_all(self, group: str) -> None:
         """A change by another client."""
@@ -47,7 +53,13 @@ class FakeMetadata:
         self.version += 1
 
     async def change_route(
-        self, subject: str, *, from_version: int, reason: str, move: pb.MoveOperation | None = None, **_: object
+        self,
+        subject: str,
+        *,
+        from_version: int,
+        reason: str,
+        move: pb.MoveOperation | None = None,
+        **_: object,
     ) -> None:
         self.asked.append((from_version, reason))
         if self.failures:
@@ -84,7 +96,9 @@ class FakeVictims:
     """Two broker groups; the first replica is the master, and the second when another one is wanted."""
 
     def __init__(self, story: list[str], replicas: int) -> None:
-        self.replicas = {f"g{group}": [f"g{group}-{'abc'[at]}" for at in range(replicas)] for group in (1, 2)}
+        self.replicas = {
+            f"g{group}": [f"g{group}-{'abc'[at]}" for at in range(replicas)] for group in (1, 2)
+        }
         self.metas = ["meta0"]
         self.cluster: Any = FakeCluster(story)
         self._story = story
@@ -152,7 +166,9 @@ class World:
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("kind", [*KILLS, "freeze-group", "cut-group"])
-async def test_whatever_is_broken_is_mended_and_outages_end(kind: str, replicas: int, tmp_path: Path) -> None:
+async def test_whatever_is_broken_is_mended_and_outages_end(
+    kind: str, replicas: int, tmp_path: Path
+) -> None:
     world = World(tmp_path, replicas=replicas)
     await world.nemesis.strike(kind)
     verbs = [line.split()[0] for line in world.story]
@@ -161,32 +177,59 @@ async def test_whatever_is_broken_is_mended_and_outages_end(kind: str, replicas:
     assert ("partition" in verbs) == ("heal" in verbs) == (kind == "cut-group")
     assert world.nemesis.done == {kind: 1}
     assert [end for end, _ in world.outages()] in ([], ["invoke", "ok"])
-    assert bool(world.outages()) == (kind.endswith(("master", "group")) or (kind == "kill-slave" and replicas == 1))
+    assert bool(world.outages()) == (
+        kind.endswith(("master", "group")) or (kind == "kill-slave" and replicas == 1)
+    )
 
 
 async def test_a_killed_master_is_started_when_its_successor_serves(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.nemesis.strike("kill-master")
-    assert world.story == ["g1 is settled", "note a kill of the master", "kill g1-a", "g1 has a master", "start g1-a"]
+    assert world.story == [
+        "g1 is settled",
+        "note a kill of the master",
+        "kill g1-a",
+        "g1 has a master",
+        "start g1-a",
+    ]
 
 
-async def test_a_frozen_group_is_left_before_it_wakes_up_and_its_lease_is_over_by_then(tmp_path: Path) -> None:
+async def test_a_frozen_group_is_left_before_it_wakes_up_and_its_lease_is_over_by_then(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     await world.nemesis.strike("freeze-group")
     assert world.story == [
-        *("g1 is settled", "note a frozen group", "pause g1-a g1-b g1-c", "writers of 8 continue", "wait", "resume g1-a g1-b g1-c"),
+        *(
+            "g1 is settled",
+            "note a frozen group",
+            "pause g1-a g1-b g1-c",
+            "writers of 8 continue",
+            "wait",
+            "resume g1-a g1-b g1-c",
+        ),
         "g1 is settled",
     ]
     assert world.metadata.groups == ["g2", "g2"]
     assert FREEZE_S - 1.0 < world.slept_s <= FREEZE_S
 
 
-async def test_a_group_emptied_while_it_was_frozen_does_not_count_as_a_victim(tmp_path: Path) -> None:
+async def test_a_group_emptied_while_it_was_frozen_does_not_count_as_a_victim(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     world.victims.cluster.before_pauses = [lambda: world.metadata.move_all("g2")]
     await world.nemesis.strike("freeze-group")
-    frozen = "pause g1-a g1-b g1-c", "resume g1-a g1-b g1-c", "pause g2-a g2-b g2-c", "writers of 8 continue", "resume g2-a g2-b g2-c"
-    assert [line for line in world.story if line.split()[0] in ("pause", "resume", "writers")] == list(frozen)
+    frozen = (
+        "pause g1-a g1-b g1-c",
+        "resume g1-a g1-b g1-c",
+        "pause g2-a g2-b g2-c",
+        "writers of 8 continue",
+        "resume g2-a g2-b g2-c",
+    )
+    assert [
+        line for line in world.story if line.split()[0] in ("pause", "resume", "writers")
+    ] == list(frozen)
     assert world.nemesis.done == {"freeze-group": 1}
     assert [end for end, _ in world.outages()] == ["invoke", "ok"] * 2
 
@@ -218,14 +261,18 @@ async def test_a_group_that_is_emptied_while_it_settles_is_not_frozen(tmp_path: 
     assert [line for line in world.story if line.startswith("pause")] == ["pause g2-a g2-b g2-c"]
 
 
-async def test_a_route_that_a_lagging_metaserver_tells_of_is_asked_for_again(tmp_path: Path) -> None:
+async def test_a_route_that_a_lagging_metaserver_tells_of_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     await world.changer.change("move")
     world.metadata.lag = 1
     assert (await world.changer.route()).version == 2
 
 
-async def test_a_group_that_cannot_be_left_wakes_up_all_the_same_and_its_outage_has_no_end(tmp_path: Path) -> None:
+async def test_a_group_that_cannot_be_left_wakes_up_all_the_same_and_its_outage_has_no_end(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     world.metadata.failures = [ValueError("a bug")]
     with pytest.raises(ValueError, match="a bug"):
@@ -265,5 +312,7 @@ async def test_steps_run_one_after_the_other_and_never_early() -> None:
         await asyncio.sleep(0)
         taken.append(f"{kind} done")
 
-    await follow([Step(0.0, "split"), Step(0.0, "merge")], act, lambda: taken.append("bar"), begin_s=0.0)
+    await follow(
+        [Step(0.0, "split"), Step(0.0, "merge")], act, lambda: taken.append("bar"), begin_s=0.0
+    )
     assert taken == ["split", "split done", "bar", "merge", "merge done", "bar"]

@@ -19,7 +19,16 @@ from support import NodeProcess
 import qmq
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
-from system.ordered_workload import ConsumerProcess, Follower, Item, OrderedWorkload, binlog_sources, flight_sources, followed, parse
+from system.ordered_workload import (
+    ConsumerProcess,
+    Follower,
+    Item,
+    OrderedWorkload,
+    binlog_sources,
+    flight_sources,
+    followed,
+    parse,
+)
 
 ROWS = int(os.environ.get("QMQ_BINLOG_ROWS", "20000"))
 SLOW_S = 10.0
@@ -28,7 +37,10 @@ SLOW_S = 10.0
 
 async def create(server: str, subject: str, partitions: int) -> None:
     async with qmq.connect(server) as client:
-        await client.metadata.create_subject(SubjectConfig(subject, order=Order.STRICT, logical_partitions=1024), partitions=partitions)
+        await client.metadata.create_subject(
+            SubjectConfig(subject, order=Order.STRICT, logical_partitions=1024),
+            partitions=partitions,
+        )
 
 
 @asynccontextmanager
@@ -51,10 +63,18 @@ async def stop(work: OrderedWorkload) -> OrderedReport:
 
 
 @pytest.mark.long
-async def test_flights_of_each_aircraft_stay_in_order_through_route_changes(node_process: NodeProcess, tmp_path: Path) -> None:
+async def test_flights_of_each_aircraft_stay_in_order_through_route_changes(
+    node_process: NodeProcess, tmp_path: Path
+) -> None:
     server = node_process.start()
     await create(server, "flights", 2)
-    load_ = OrderedWorkload(server, "flights", tmp_path / "h.jsonl", sources=flight_sources(2), consumers={"g": 2, "h": 1})
+    load_ = OrderedWorkload(
+        server,
+        "flights",
+        tmp_path / "h.jsonl",
+        sources=flight_sources(2),
+        consumers={"g": 2, "h": 1},
+    )
     async with closing(load_) as work:
         await work.start()
         await change(work, split=pb.SplitOperation(partition=1, at=[100, 300]))
@@ -62,17 +82,30 @@ async def test_flights_of_each_aircraft_stay_in_order_through_route_changes(node
         await change(work, move=pb.MoveOperation(partition=2, broker_group="broker-0"))
         report = await stop(work)
     assert report.ok, report
-    assert (report.counts["changes"], report.counts["failed"], report.counts["unknown"]) == (3, 0, 0)
+    assert (report.counts["changes"], report.counts["failed"], report.counts["unknown"]) == (
+        3,
+        0,
+        0,
+    )
     assert report.counts["deliveries"] >= 2 * report.counts["acknowledged"] >= 12_000
     assert report.write_pauses["a change"].found_ns
 
 
 @pytest.mark.long
-async def test_a_table_that_follows_a_binlog_through_route_changes_equals_the_source(node_process: NodeProcess, tmp_path: Path) -> None:
+async def test_a_table_that_follows_a_binlog_through_route_changes_equals_the_source(
+    node_process: NodeProcess, tmp_path: Path
+) -> None:
     server, source, follower = node_process.start(), Source(seed=3, keys=10_000), Follower()
     await create(server, "binlog", 2)
     sources = binlog_sources(2, source, ROWS)
-    load_ = OrderedWorkload(server, "binlog", tmp_path / "h.jsonl", sources=sources, consumers={"g": 2}, followers={"g": follower})
+    load_ = OrderedWorkload(
+        server,
+        "binlog",
+        tmp_path / "h.jsonl",
+        sources=sources,
+        consumers={"g": 2},
+        followers={"g": follower},
+    )
     async with closing(load_) as work:
         await work.start()
         await change(work, split=pb.SplitOperation(partition=2, at=[700]))
@@ -83,15 +116,30 @@ async def test_a_table_that_follows_a_binlog_through_route_changes_equals_the_so
     assert report.counts["acknowledged"] == ROWS
     assert follower.replica.dump() == source.dump()
     changes = list(Source(seed=3, keys=10_000).changes(ROWS))
-    assert followed(load(tmp_path / "h.jsonl"), changes, "g") == source.dump(), "the history alone tells it as well"
+    assert followed(load(tmp_path / "h.jsonl"), changes, "g") == source.dump(), (
+        "the history alone tells it as well"
+    )
 
 
-async def test_a_change_that_comes_out_of_order_stops_the_workload(node_process: NodeProcess, tmp_path: Path) -> None:
+async def test_a_change_that_comes_out_of_order_stops_the_workload(
+    node_process: NodeProcess, tmp_path: Path
+) -> None:
     """The follower detects it: here the producer itself leaves out one change of each key."""
     server, follower = node_process.start(), Follower()
     await create(server, "binlog", 1)
-    changes = [Item(each.key, each.encode()) for each in Source(seed=3, keys=5).changes(500) if each.serial != 2]
-    load_ = OrderedWorkload(server, "binlog", tmp_path / "h.jsonl", sources=[iter(changes)], consumers={"g": 1}, followers={"g": follower})
+    changes = [
+        Item(each.key, each.encode())
+        for each in Source(seed=3, keys=5).changes(500)
+        if each.serial != 2
+    ]
+    load_ = OrderedWorkload(
+        server,
+        "binlog",
+        tmp_path / "h.jsonl",
+        sources=[iter(changes)],
+        consumers={"g": 1},
+        followers={"g": follower},
+    )
     async with closing(load_) as work:
         await work.start()
         await work.wait_for_end()
@@ -99,10 +147,14 @@ async def test_a_change_that_comes_out_of_order_stops_the_workload(node_process:
             await stop(work)
 
 
-async def test_a_killed_or_stopped_consumer_leaves_a_history_that_keeps_every_promise(node_process: NodeProcess, tmp_path: Path) -> None:
+async def test_a_killed_or_stopped_consumer_leaves_a_history_that_keeps_every_promise(
+    node_process: NodeProcess, tmp_path: Path
+) -> None:
     server, path = node_process.start(), tmp_path / "h.jsonl"
     await create(server, "flights", 2)
-    load_ = OrderedWorkload(server, "flights", path, sources=flight_sources(2), consumers={"g": 1}, elsewhere=["h"])
+    load_ = OrderedWorkload(
+        server, "flights", path, sources=flight_sources(2), consumers={"g": 1}, elsewhere=["h"]
+    )
     other = ConsumerProcess(server, "flights", "h", "h-0", path, lease_ms=1_000)
     try:
         async with closing(load_) as work:
@@ -122,14 +174,18 @@ async def test_a_killed_or_stopped_consumer_leaves_a_history_that_keeps_every_pr
     finally:
         other.kill()
     assert report.ok, report
-    lives = {event.process for event in load(path) if isinstance(event, Deliver) and event.group == "h"}
+    lives = {
+        event.process for event in load(path) if isinstance(event, Deliver) and event.group == "h"
+    }
     assert len(lives) == 2
 
 
 async def given(path: Path, group: str, count: int) -> None:
     """Wait until the history has this many deliveries to a group."""
     async with asyncio.timeout(240.0):
-        while sum(isinstance(event, Deliver) and event.group == group for event in load(path)) < count:
+        while (
+            sum(isinstance(event, Deliver) and event.group == group for event in load(path)) < count
+        ):
             await asyncio.sleep(0.1)
 
 

@@ -37,7 +37,9 @@ pytestmark = [
     pytest.mark.xdist_group("faults"),
     needs.etcd,
     needs.mounts,
-    pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare: apt-get install util-linux"),
+    pytest.mark.skipif(
+        shutil.which("unshare") is None, reason="no unshare: apt-get install util-linux"
+    ),
 ]
 
 GROUPS = {"g1": ("g1-a", "g1-b", "g1-c"), "g2": ("g2-a",), "d1": ("d1-a",)}
@@ -87,7 +89,11 @@ class Town:
     def start(self, name: str) -> None:
         group = next((group for group, replicas in GROUPS.items() if name in replicas), "")
         role = "meta" if name == META else "delay" if group == "d1" else "broker"
-        variables = {"QMQ_ETCD": self._etcd, "QMQ_HOST": self.places[name], "QMQ_PORT": str(META_PORT)}
+        variables = {
+            "QMQ_ETCD": self._etcd,
+            "QMQ_HOST": self.places[name],
+            "QMQ_PORT": str(META_PORT),
+        }
         if group:
             variables |= {
                 "QMQ_GROUP": group,
@@ -101,14 +107,26 @@ class Town:
         self._running[name] = self._spawn(name, [sys.executable, "-m", "qmq.cli", role], variables)
 
     def client(self) -> subprocess.Popen[str]:
-        found = self._spawn("app", [sys.executable, str(CLIENT), f"{META}:{META_PORT}"], {}, subprocess.PIPE)
+        found = self._spawn(
+            "app", [sys.executable, str(CLIENT), f"{META}:{META_PORT}"], {}, subprocess.PIPE
+        )
         self._running["app"] = found
         return found
 
-    def _spawn(self, name: str, command: list[str], variables: Mapping[str, str], pipe: int | None = None) -> subprocess.Popen[str]:
+    def _spawn(
+        self, name: str, command: list[str], variables: Mapping[str, str], pipe: int | None = None
+    ) -> subprocess.Popen[str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("QMQ_")}
         tls = self.papers.get(name)
-        shown = {} if tls is None else {"QMQ_TLS_CA": str(tls.ca), "QMQ_TLS_CERT": str(tls.cert), "QMQ_TLS_KEY": str(tls.key)}
+        shown = (
+            {}
+            if tls is None
+            else {
+                "QMQ_TLS_CA": str(tls.ca),
+                "QMQ_TLS_CERT": str(tls.cert),
+                "QMQ_TLS_KEY": str(tls.key),
+            }
+        )
         with (self.folder / f"{name}.log").open("a") as log:
             output: int | IO[str] = log if pipe is None else pipe
             return subprocess.Popen(
@@ -135,11 +153,15 @@ class Town:
         async with asyncio.timeout(WITHIN_S):
             for name in names:
                 while not _answers(self.places[name], META_PORT if name == META else CONTROL_PORT):
-                    assert self._running[name].poll() is None, (self.folder / f"{name}.log").read_text()[-4000:]
+                    assert self._running[name].poll() is None, (
+                        self.folder / f"{name}.log"
+                    ).read_text()[-4000:]
                     await asyncio.sleep(0.1)
 
     def metadata(self) -> MetadataClient:
-        return MetadataClient([f"{self.places[META]}:{META_PORT}"], network_of(self.papers.get("app"), environment={}))
+        return MetadataClient(
+            [f"{self.places[META]}:{META_PORT}"], network_of(self.papers.get("app"), environment={})
+        )
 
     def end(self) -> None:
         self.kill(*self._running)
@@ -164,16 +186,29 @@ async def running(folder: Path, etcd: str, *, is_secure: bool) -> AsyncIterator[
 
 def described(found: meta_pb2.DescribeClusterResponse) -> dict[str, str]:
     """Each replica that answered, and who it says that it is."""
-    return {each.replica: each.status.replica for group in found.groups for each in group.replicas if each.HasField("status")}
+    return {
+        each.replica: each.status.replica
+        for group in found.groups
+        for each in group.replicas
+        if each.HasField("status")
+    }
 
 
 def is_healthy(found: meta_pb2.DescribeClusterResponse) -> bool:
     """Whether all replicas answer, and each group has one master, which serves."""
     masters = {
-        group.broker_group: [each.replica for each in group.replicas if each.status.is_serving and each.status.role == "master"]
+        group.broker_group: [
+            each.replica
+            for each in group.replicas
+            if each.status.is_serving and each.status.role == "master"
+        ]
         for group in found.groups
     }
-    return set(described(found)) == set(REPLICAS) and all(len(each) == 1 for each in masters.values()) and len(masters) == len(GROUPS)
+    return (
+        set(described(found)) == set(REPLICAS)
+        and all(len(each) == 1 for each in masters.values())
+        and len(masters) == len(GROUPS)
+    )
 
 
 async def until_healthy(metadata: MetadataClient) -> None:
@@ -206,7 +241,9 @@ async def test_servers_that_get_each_other_s_addresses_are_not_taken_for_each_ot
         await until_healthy(metadata)
         client = town.client()
         assert client.stdout is not None
-        assert await asyncio.to_thread(client.stdout.readline) == "begun\n", (town.folder / "app.log").read_text()[-4000:]
+        assert await asyncio.to_thread(client.stdout.readline) == "begun\n", (
+            town.folder / "app.log"
+        ).read_text()[-4000:]
 
         town.kill(*REPLICAS)
         town.permute()
@@ -219,7 +256,11 @@ async def test_servers_that_get_each_other_s_addresses_are_not_taken_for_each_ot
         town.tell_names(town.places)
         await until_healthy(metadata)
         for group, replicas in GROUPS.items():
-            master = next(each.master for each in (await metadata.cluster()).groups if each.broker_group == group)
+            master = next(
+                each.master
+                for each in (await metadata.cluster()).groups
+                if each.broker_group == group
+            )
             for to in replicas[:2]:
                 if len(replicas) > 1 and to != master:
                     await metadata.transfer(group, to)

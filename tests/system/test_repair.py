@@ -50,12 +50,17 @@ def fill(folder: Path) -> Path:
 
 
 @needs.mounts
-async def test_a_slave_with_a_full_disk_delays_no_one_and_catches_up_later(group: Group, tmp_path: Path) -> None:
+async def test_a_slave_with_a_full_disk_delays_no_one_and_catches_up_later(
+    group: Group, tmp_path: Path
+) -> None:
     slave = await group.slave()
     await asyncio.to_thread(group.cluster.stop, slave)
     with small_disk(group.store(slave).parent) as folder:
         await asyncio.to_thread(group.cluster.start, slave)
-        async with under_load(group, "full-slave", tmp_path) as work, qmq.connect(group.server) as mq:
+        async with (
+            under_load(group, "full-slave", tmp_path) as work,
+            qmq.connect(group.server) as mq,
+        ):
             filler = await asyncio.to_thread(fill, folder)
             await mq.send_many("faults.bulk", BULK)
             await work.wait_for_acks(500)
@@ -69,12 +74,17 @@ async def test_a_slave_with_a_full_disk_delays_no_one_and_catches_up_later(group
 
 
 @needs.mounts
-async def test_a_master_with_a_full_disk_refuses_messages_until_there_is_room(group: Group, tmp_path: Path) -> None:
+async def test_a_master_with_a_full_disk_refuses_messages_until_there_is_room(
+    group: Group, tmp_path: Path
+) -> None:
     chosen = await group.slave()
     await asyncio.to_thread(group.cluster.stop, chosen)
     with small_disk(group.store(chosen).parent) as folder:
         await asyncio.to_thread(group.cluster.start, chosen)
-        async with under_load(group, "full-master", tmp_path) as work, qmq.connect(group.server) as mq:
+        async with (
+            under_load(group, "full-master", tmp_path) as work,
+            qmq.connect(group.server) as mq,
+        ):
             await mq.metadata.transfer("g1", chosen)
             filler = await asyncio.to_thread(fill, folder)
             producer = mq.producer("faults.bulk", delivery_timeout_s=2.0)
@@ -93,13 +103,27 @@ async def test_a_master_with_a_full_disk_refuses_messages_until_there_is_room(gr
 
 
 @needs.strace
-async def test_a_replica_whose_sync_fails_stops_loudly_and_the_others_continue(group: Group, tmp_path: Path) -> None:
+async def test_a_replica_whose_sync_fails_stops_loudly_and_the_others_continue(
+    group: Group, tmp_path: Path
+) -> None:
     async with under_load(group, "sync", tmp_path) as work:
         master = await group.master()
         pid = next(each.pid for each in group.cluster.status() if each.service == master)
         inject = "inject=fdatasync:error=EIO:when=1"
         tracer = subprocess.Popen(
-            ["strace", "-f", "-q", "-e", "trace=fdatasync", "-e", inject, "-o", str(tmp_path / "strace"), "-p", str(pid)]
+            [
+                "strace",
+                "-f",
+                "-q",
+                "-e",
+                "trace=fdatasync",
+                "-e",
+                inject,
+                "-o",
+                str(tmp_path / "strace"),
+                "-p",
+                str(pid),
+            ]
         )
         try:
             await group.master(other_than=master)
@@ -120,7 +144,9 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-async def test_a_bit_flipped_in_a_slaves_tail_is_found_at_its_start_and_repaired(group: Group, tmp_path: Path) -> None:
+async def test_a_bit_flipped_in_a_slaves_tail_is_found_at_its_start_and_repaired(
+    group: Group, tmp_path: Path
+) -> None:
     async with under_load(group, "bit-tail", tmp_path) as work:
         slave = await group.slave()
         await work.wait_for_acks(500)
@@ -131,7 +157,9 @@ async def test_a_bit_flipped_in_a_slaves_tail_is_found_at_its_start_and_repaired
         await group.settled_peer(slave)
 
 
-async def test_a_bit_flipped_in_old_messages_is_found_at_reading_and_repaired(group: Group, tmp_path: Path) -> None:
+async def test_a_bit_flipped_in_old_messages_is_found_at_reading_and_repaired(
+    group: Group, tmp_path: Path
+) -> None:
     async with qmq.connect(group.server) as mq:
         bodies = [b"%06d" % number for number in range(20_000)]
         await mq.send_many("faults.old", bodies)

@@ -46,7 +46,9 @@ async def test_a_client_with_a_certificate_sends_and_receives(group: Group) -> N
             assert (await consumer.pull(1, timedelta(seconds=30))).bodies == [b"1"]
 
 
-async def test_a_client_without_a_certificate_of_the_authority_gets_nowhere(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_without_a_certificate_of_the_authority_gets_nowhere(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
@@ -56,7 +58,9 @@ async def test_a_client_without_a_certificate_of_the_authority_gets_nowhere(grou
                 await mq.metadata.list_subjects()
 
     ca = group.papers("demo").ca
-    await asyncio.gather(*map(try_with, (None, qmq.Tls(ca), qmq.Tls(ca, etcds(group, "cert"), etcds(group, "key")))))
+    await asyncio.gather(
+        *map(try_with, (None, qmq.Tls(ca), qmq.Tls(ca, etcds(group, "cert"), etcds(group, "key"))))
+    )
 
 
 async def test_etcd_refuses_clients_that_are_not_servers_of_the_cluster(group: Group) -> None:
@@ -88,8 +92,13 @@ async def until_taken(mq: qmq.Client, wanted: bool) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_while_rules_are_enforced_nothing_goes_without_one_and_a_denial_wins(group: Group) -> None:
-    async with qmq.connect(group.server, tls=group.papers("admin")) as admin, qmq.connect(group.server, tls=group.papers("demo")) as mq:
+async def test_while_rules_are_enforced_nothing_goes_without_one_and_a_denial_wins(
+    group: Group,
+) -> None:
+    async with (
+        qmq.connect(group.server, tls=group.papers("admin")) as admin,
+        qmq.connect(group.server, tls=group.papers("demo")) as mq,
+    ):
         assert await is_taken(mq)
         await admin.access.set_mode("enforce")
         try:

@@ -26,9 +26,15 @@ class Role:
     """A process of `qmq`, and the lines that it prints."""
 
     def __init__(self, *words: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("QMQ_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("QMQ_")
+        }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "qmq.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-m", "qmq.cli", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
 
     def line(self) -> str:
@@ -51,21 +57,39 @@ class Sharded:
         words = ("--etcd", etcd, "--metrics-port", "0")
         self.meta = Role("meta", *words, "--port", "0")
         self.server = self.meta.line().split("ready at ")[1].split()[0]
-        place = ("--group", "g1", "--replica", "a", "--data", str(folder), "--data-port", "0", "--control-port", "0")
+        place = (
+            "--group",
+            "g1",
+            "--replica",
+            "a",
+            "--data",
+            str(folder),
+            "--data-port",
+            "0",
+            "--control-port",
+            "0",
+        )
         self.broker = Role("broker", *words, *place, "--shards", str(SHARDS))
         self.lines = [self.broker.line() for _ in range(SHARDS + 1)]
 
     def qmq(self, *words: str) -> Any:
         """A command of an operator's, as JSON."""
         done = subprocess.run(
-            [sys.executable, "-m", "qmq.cli", *words, "--json", "--server", self.server], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "qmq.cli", *words, "--json", "--server", self.server],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return json.loads(done.stdout)
 
     def shards(self) -> dict[str, int]:
         """The process id of each shard, by group."""
         found: dict[str, int] = {}
-        children = Path(f"/proc/{self.broker.process.pid}/task/{self.broker.process.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self.broker.process.pid}/task/{self.broker.process.pid}/children")
+            .read_text()
+            .split()
+        )
         for child in map(int, children):
             words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
             if "--group" in words:
@@ -111,9 +135,14 @@ async def consumed(server: str, group: str, count: int) -> list[tuple[str, bytes
 async def test_shards_share_a_subject_and_one_that_is_killed_comes_back(tmp_path: Path) -> None:
     with sharded(tmp_path) as it:
         assert it.lines[-1] == "qmq broker: 2 shards of g1 are ready"
-        assert {found[1] for line in it.lines if (found := re.search(r"replica a of (\S+),", line))} == {"g1.1", "g1.2"}
+        assert {
+            found[1] for line in it.lines if (found := re.search(r"replica a of (\S+),", line))
+        } == {"g1.1", "g1.2"}
         bodies: list[bytes] = []
-        async with qmq.connect(it.server) as mq, mq.producer("orders", batch_messages=10) as producer:
+        async with (
+            qmq.connect(it.server) as mq,
+            mq.producer("orders", batch_messages=10) as producer,
+        ):
 
             async def send(count: int) -> None:
                 more = [b"%d" % number for number in range(len(bodies), len(bodies) + count)]
@@ -121,7 +150,9 @@ async def test_shards_share_a_subject_and_one_that_is_killed_comes_back(tmp_path
                 await producer.send_many(more)
 
             async with asyncio.timeout(60):
-                while len(producer.stored_by_group) < SHARDS:  # a shard may have no master yet, and the client hears of it when it has
+                while (
+                    len(producer.stored_by_group) < SHARDS
+                ):  # a shard may have no master yet, and the client hears of it when it has
                     await send(500)
             victim = it.shards()["g1.2"]
             os.kill(victim, signal.SIGKILL)
@@ -140,9 +171,15 @@ async def test_operators_name_the_broker_and_mean_its_shards(tmp_path: Path) -> 
         async with qmq.connect(it.server) as mq:
             await mq.send("orders", b"0")
         drained = it.qmq("broker", "drain", "g1")
-        assert [(each["group"], each["to"]) for each in drained] == [("g1.1", "read-only"), ("g1.2", "read-only")]
+        assert [(each["group"], each["to"]) for each in drained] == [
+            ("g1.1", "read-only"),
+            ("g1.2", "read-only"),
+        ]
         resumed = it.qmq("broker", "resume", "g1")
-        assert [(each["group"], each["from"]) for each in resumed] == [("g1.1", "read-only"), ("g1.2", "read-only")]
+        assert [(each["group"], each["from"]) for each in resumed] == [
+            ("g1.1", "read-only"),
+            ("g1.2", "read-only"),
+        ]
         assert it.qmq("subject", "place", "orders", "--groups", "g1.2")[0]["to"] == "g1.2"
         assert it.qmq("subject", "place", "orders", "--groups", "g1")[0]["to"] == "g1.1,g1.2"
 
@@ -158,10 +195,25 @@ async def test_no_shard_outlives_its_supervisor(tmp_path: Path) -> None:
 def test_options_that_are_wrong_end_all_shards_with_their_status(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.write_text("a file, where the shards' folders belong")
-    words = ("--group", "g1", "--replica", "a", "--data", str(data), "--etcd", "127.0.0.1:1", "--data-port", "0", "--control-port", "0")
+    words = (
+        "--group",
+        "g1",
+        "--replica",
+        "a",
+        "--data",
+        str(data),
+        "--etcd",
+        "127.0.0.1:1",
+        "--data-port",
+        "0",
+        "--control-port",
+        "0",
+    )
     status, errors = _ended(Role("broker", *words, "--shards", "2"))
     assert status == 1
-    assert re.search(r"error: .*File exists(.|\n)*shard \d of g1 ended with status 1", errors), errors
+    assert re.search(r"error: .*File exists(.|\n)*shard \d of g1 ended with status 1", errors), (
+        errors
+    )
 
 
 def _ended(role: Role) -> tuple[int, str]:

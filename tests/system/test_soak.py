@@ -16,13 +16,28 @@ def runs(*found: tuple[int, int]) -> Runs:
     return np.array(found, np.int64).reshape(-1, 2)
 
 
-ALL, FINE, GRAVES = runs((0, 300)), runs((0, 37), (38, 99), (138, 99), (238, 62)), runs((37, 1), (137, 1), (237, 1))
+ALL, FINE, GRAVES = (
+    runs((0, 300)),
+    runs((0, 37), (38, 99), (138, 99), (238, 62)),
+    runs((37, 1), (137, 1), (237, 1)),
+)
 
 
 def test_a_soak_in_which_everything_was_handled_or_dead_lettered_is_fine() -> None:
     verdict = judge_messages(ALL, FINE, GRAVES, every=100, fails=37)
-    assert (verdict.sent, verdict.handled, verdict.dead_lettered, verdict.anomalies) == (300, 297, 3, [])
-    again = judge_messages(ALL, np.concatenate([FINE, runs((0, 10))]), np.concatenate([GRAVES, runs((50, 1))]), every=100, fails=37)
+    assert (verdict.sent, verdict.handled, verdict.dead_lettered, verdict.anomalies) == (
+        300,
+        297,
+        3,
+        [],
+    )
+    again = judge_messages(
+        ALL,
+        np.concatenate([FINE, runs((0, 10))]),
+        np.concatenate([GRAVES, runs((50, 1))]),
+        every=100,
+        fails=37,
+    )
     assert (again.handled_again, again.lost_consumers_dead_lettered, again.anomalies) == (10, 1, [])
 
 
@@ -31,13 +46,26 @@ def test_a_soak_in_which_everything_was_handled_or_dead_lettered_is_fine() -> No
     [
         (FINE[1:], GRAVES, "37 messages were lost"),
         (FINE, GRAVES[1:], "1 messages were lost"),
-        (np.concatenate([FINE, runs((137, 1))]), GRAVES, "1 messages always fail, and count as handled, such as 137"),
-        (FINE, np.concatenate([GRAVES, GRAVES[:2]]), "2 messages are in the dead-letter queue more than once, such as 37"),
+        (
+            np.concatenate([FINE, runs((137, 1))]),
+            GRAVES,
+            "1 messages always fail, and count as handled, such as 137",
+        ),
+        (
+            FINE,
+            np.concatenate([GRAVES, GRAVES[:2]]),
+            "2 messages are in the dead-letter queue more than once, such as 37",
+        ),
     ],
     ids=("unhandled", "not dead-lettered", "handled", "twice"),
 )
-def test_lost_and_wrongly_dead_lettered_messages_are_reported(handled: Runs, dead_lettered: Runs, says: str) -> None:
-    assert any(text.startswith(says) for text in judge_messages(ALL, handled, dead_lettered, every=100, fails=37).anomalies)
+def test_lost_and_wrongly_dead_lettered_messages_are_reported(
+    handled: Runs, dead_lettered: Runs, says: str
+) -> None:
+    assert any(
+        text.startswith(says)
+        for text in judge_messages(ALL, handled, dead_lettered, every=100, fails=37).anomalies
+    )
 
 
 def test_what_a_soak_found_can_be_read_by_machines() -> None:
@@ -57,7 +85,9 @@ def test_growth_of_memory_handles_or_threads_is_reported() -> None:
 
 
 @pytest.mark.long
-async def test_a_minute_with_failing_consumers_loses_no_message_and_leaks_nothing(tmp_path: Path) -> None:
+async def test_a_minute_with_failing_consumers_loses_no_message_and_leaks_nothing(
+    tmp_path: Path,
+) -> None:
     report = await Soak(tmp_path, 30.0, seed=7, calibrate_s=6.0, steps_s=1.5, secure=SECURE).run()
     assert report.anomalies == []
     assert {"leave", "crash", "hang", "join"} <= set(report.events)

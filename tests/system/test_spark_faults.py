@@ -19,7 +19,9 @@ ROWS = 30_000 if forms.FORM == "all" else 10_000
 
 
 @pytest.mark.longest
-def test_a_stream_whose_driver_is_killed_archives_each_row_once_across_route_changes(tmp_path: Path) -> None:
+def test_a_stream_whose_driver_is_killed_archives_each_row_once_across_route_changes(
+    tmp_path: Path,
+) -> None:
     with cluster(tmp_path, secure=SECURE) as found:
         outcome = archive_run(found, tmp_path, rows=ROWS, changes=3 * KILLS, kills=KILLS, seed=1)
     assert not outcome.anomalies, outcome.anomalies[:20]
@@ -37,9 +39,13 @@ def test_a_sink_whose_driver_is_killed_stores_each_row_once_across_changes(tmp_p
 
 @pytest.mark.longest
 @pytest.mark.parametrize("files", [False, True])
-def test_a_stream_copies_each_message_once_while_its_processes_die(tmp_path: Path, files: bool) -> None:
+def test_a_stream_copies_each_message_once_while_its_processes_die(
+    tmp_path: Path, files: bool
+) -> None:
     with cluster(tmp_path, secure=SECURE) as found:
-        outcome = copy_run(found, tmp_path, rows=ROWS, changes=0, kills=2 * KILLS, seed=3, files=files)
+        outcome = copy_run(
+            found, tmp_path, rows=ROWS, changes=0, kills=2 * KILLS, seed=3, files=files
+        )
     assert not outcome.anomalies, outcome.anomalies[:20]
     assert outcome.rows > 0
     assert sum(outcome.moments.values()) >= 2 * KILLS

@@ -31,7 +31,13 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_program(server: str, name: str, release: Path | None) -> list[str]:
     environment = {**os.environ, **({"PYTHONPATH": str(release)} if release else {})}
-    done = subprocess.run([sys.executable, str(PROGRAM), server, name], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), server, name],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -48,7 +54,9 @@ def start(node: NodeProcess, release: Path | None, monkeypatch: pytest.MonkeyPat
         return node.start()
 
 
-def test_clients_and_nodes_of_both_releases_understand_each_other(previous: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_and_nodes_of_both_releases_understand_each_other(
+    previous: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for node_release, client_release in ((previous, None), (None, previous)):
         node = NodeProcess(tmp_path / ("old" if node_release else "new"))
         try:
@@ -59,9 +67,16 @@ def test_clients_and_nodes_of_both_releases_understand_each_other(previous: Path
         assert said[0] == f"{version_of(client_release)} says both to {version_of(node_release)}"
 
 
-def test_a_folder_goes_to_the_new_release_and_back(previous: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_goes_to_the_new_release_and_back(
+    previous: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = NodeProcess(tmp_path / "node")
-    for name, release in (("first", previous), ("second", None), ("third", previous), ("fourth", None)):
+    for name, release in (
+        ("first", previous),
+        ("second", None),
+        ("third", previous),
+        ("fourth", None),
+    ):
         try:
             said = run_program(start(node, release, monkeypatch), name, release)
             assert node.stop() == 0, node.errors
@@ -71,7 +86,9 @@ def test_a_folder_goes_to_the_new_release_and_back(previous: Path, tmp_path: Pat
         assert sorted(said[1:]) == [f"{name} later", f"{name} now", f"{name} ordered"]
 
 
-async def test_a_cluster_is_upgraded_and_downgraded_under_load_and_loses_nothing(previous: Path, tmp_path: Path) -> None:
+async def test_a_cluster_is_upgraded_and_downgraded_under_load_and_loses_nothing(
+    previous: Path, tmp_path: Path
+) -> None:
     chance = random.Random(forms.SEED)
     with Cluster(tmp_path / "cluster", "loopback") as cluster:
         await asyncio.to_thread(cluster.up, ETCD)
@@ -81,7 +98,9 @@ async def test_a_cluster_is_upgraded_and_downgraded_under_load_and_loses_nothing
         work = Workload(group.server, "upgrades", tmp_path / "history.jsonl")
         await work.start()
         await work.wait_for_acks(500)
-        for number, release in enumerate((None, previous, None) if forms.FORM == "all" else (None,)):
+        for number, release in enumerate(
+            (None, previous, None) if forms.FORM == "all" else (None,)
+        ):
             for name in chance.sample(SERVICES, len(SERVICES)):
                 work.note(f"{name} becomes {'the previous release' if release else 'this release'}")
                 # A kill is the hardest stop: what the other release finds in the folder is not in order.
@@ -91,7 +110,11 @@ async def test_a_cluster_is_upgraded_and_downgraded_under_load_and_loses_nothing
                 await group.settled()
                 await work.wait_for_acks(100, within_s=240.0)
             said = await asyncio.to_thread(run_program, group.server, f"step{number}", release)
-            assert sorted(said[1:]) == [f"step{number} later", f"step{number} now", f"step{number} ordered"]
+            assert sorted(said[1:]) == [
+                f"step{number} later",
+                f"step{number} now",
+                f"step{number} ordered",
+            ]
         report = await work.stop()
     assert not report.anomalies, [*map(str, report.anomalies)]
     assert report.counts["failed"] == 0

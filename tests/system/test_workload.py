@@ -48,7 +48,9 @@ class ForgetfulConsumer:
 
 
 @pytest.mark.parametrize("is_forgetful", [False, True])
-async def test_a_lone_readers_polls_are_recorded_and_judged(tmp_path: Path, *, is_forgetful: bool) -> None:
+async def test_a_lone_readers_polls_are_recorded_and_judged(
+    tmp_path: Path, *, is_forgetful: bool
+) -> None:
     async with TestCluster(delay=False) as cluster, cluster.client() as mq:
         workload = Workload(cluster.address, "s", tmp_path / "history.jsonl")
         async with mq.producer("s") as producer:

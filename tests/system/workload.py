@@ -67,7 +67,9 @@ class Workload:
         """Begin. One client for each producer and consumer, as separate processes would have."""
         producers, consumers = self._counts
         for number in range(consumers):
-            self._consuming.append(asyncio.create_task(self._consume(f"c{number}", self.group, self._client())))
+            self._consuming.append(
+                asyncio.create_task(self._consume(f"c{number}", self.group, self._client()))
+            )
         self._consuming.append(asyncio.create_task(self._consume("lone", ALONE, self._client())))
         for number in range(producers):
             self._producing.append(asyncio.create_task(self._produce(f"p{number}", self._client())))
@@ -91,7 +93,9 @@ class Workload:
                 await asyncio.sleep(PAUSE_S)
 
     async def send(self, name: str, producer: qmq.Producer, values: tuple[int, ...]) -> None:
-        invoked = self.recorder.record(Send(process=name, type="invoke", subject=self.subject, values=values))
+        invoked = self.recorder.record(
+            Send(process=name, type="invoke", subject=self.subject, values=values)
+        )
         try:
             receipts = await producer.send_many([str(value).encode() for value in values])
         except QmqError as failure:
@@ -109,7 +113,9 @@ class Workload:
     # --- consuming -----------------------------------------------------------------------------------------------------
 
     async def _consume(self, name: str, group: str, client: qmq.Client) -> None:
-        async with client.consumer(self.subject, group, name=name, ack="explicit", lease_ms=5_000) as consumer:
+        async with client.consumer(
+            self.subject, group, name=name, ack="explicit", lease_ms=5_000
+        ) as consumer:
             while True:
                 with suppress(QmqError):
                     await self.poll(name, group, consumer)
@@ -120,7 +126,9 @@ class Workload:
         by_queue: dict[str, list[Record]] = {}
         for message in found:
             queue = f"{self.subject}/0@{message.broker_group}"
-            by_queue.setdefault(queue, []).append(Record(message.sequence, int(message.body), message.attempt))
+            by_queue.setdefault(queue, []).append(
+                Record(message.sequence, int(message.body), message.attempt)
+            )
             self._got[group].add(int(message.body))
         if not by_queue:
             self.recorder.record(invoked.ended("ok"))
@@ -131,10 +139,19 @@ class Workload:
             self.recorder.record(invoked.ended("ok", queue=queue, records=tuple(records)))
         await self._ack(name, group, found, by_queue)
 
-    async def _ack(self, name: str, group: str, found: qmq.Messages, by_queue: dict[str, list[Record]]) -> None:
+    async def _ack(
+        self, name: str, group: str, found: qmq.Messages, by_queue: dict[str, list[Record]]
+    ) -> None:
         invoked = [
             self.recorder.record(
-                Ack(process=name, type="invoke", group=group, queue=queue, op=number, values=tuple(each.value for each in records))
+                Ack(
+                    process=name,
+                    type="invoke",
+                    group=group,
+                    queue=queue,
+                    op=number,
+                    values=tuple(each.value for each in records),
+                )
             )
             for number, (queue, records) in enumerate(by_queue.items())
         ]

@@ -11,10 +11,24 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_two_processes_collect_the_same_tests() -> None:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-o", "addopts=-q", "-p", "no:cacheprovider", "--ignore=tests/tidy"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-o",
+        "addopts=-q",
+        "-p",
+        "no:cacheprovider",
+        "--ignore=tests/tidy",
+    ]
     started = [
         subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, "QMQ_TEST_FORM": "all", "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env={**os.environ, "QMQ_TEST_FORM": "all", "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for seed in ("1", "2")
     ]

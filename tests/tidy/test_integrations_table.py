@@ -29,7 +29,11 @@ def length(extra: str) -> int:
 
 @pytest.mark.parametrize("extra", PARTS)
 def test_the_table_has_the_lines_of_an_integration(extra: str) -> None:
-    row = next(line for line in (ROOT / "docs" / "INTEGRATIONS.md").read_text().splitlines() if f"| `{extra}` |" in line)
+    row = next(
+        line
+        for line in (ROOT / "docs" / "INTEGRATIONS.md").read_text().splitlines()
+        if f"| `{extra}` |" in line
+    )
     told = re.search(r"\| (\d+) \|$", row)
     assert told is not None
     assert int(told[1]) == length(extra), f"docs/INTEGRATIONS.md: the lines of {extra}"

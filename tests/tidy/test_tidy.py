@@ -23,7 +23,12 @@ FORBIDDEN = re.compile("|".join(["/wo" + "rk/", "/ro" + "ot/", *HOSTS, *LEFTOVER
 
 
 def tracked() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
     return [ROOT / name for name in listed.stdout.decode().splitlines() if (ROOT / name).is_file()]
 
 
@@ -58,8 +63,14 @@ NAME_CHARS_MAX = 80
 
 def test_names_of_tests_are_short_enough_to_read() -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    tests = [(path, node.name) for path in SOURCES for node in nodes(path) if isinstance(node, functions)]
-    assert [f"{name(path)}: {each}" for path, each in tests if each.startswith("test_") and len(each) > NAME_CHARS_MAX] == []
+    tests = [
+        (path, node.name) for path in SOURCES for node in nodes(path) if isinstance(node, functions)
+    ]
+    assert [
+        f"{name(path)}: {each}"
+        for path, each in tests
+        if each.startswith("test_") and len(each) > NAME_CHARS_MAX
+    ] == []
 
 
 SIMULATORS = re.compile(r"tests/(sim|ordersim|delaysim|specs)/|tests/.*/bugs")
@@ -71,7 +82,11 @@ OF_LIBRARIES = {"_exit", "_outer_config", "_build_fastdepends_model", "_protecte
 
 def is_private(node: ast.AST) -> bool:
     """Whether it takes a private attribute of anything but `self`, `cls` or `super()`."""
-    if not isinstance(node, ast.Attribute) or not re.match(r"_(?!_)", node.attr) or node.attr in OF_NAMED_TUPLES | OF_LIBRARIES:
+    if (
+        not isinstance(node, ast.Attribute)
+        or not re.match(r"_(?!_)", node.attr)
+        or node.attr in OF_NAMED_TUPLES | OF_LIBRARIES
+    ):
         return False
     owner = node.value.func if isinstance(node.value, ast.Call) else node.value
     return getattr(owner, "id", "") not in ("self", "cls", "super")
@@ -79,13 +94,28 @@ def is_private(node: ast.AST) -> bool:
 
 def test_tests_touch_no_private_attribute() -> None:
     """A test says a promise through what anybody may ask, or through its effect. So a helper of tests names in public what they use."""
-    paths = [path for path in SOURCES if name(path).startswith("tests/") and not SIMULATORS.match(name(path))]
-    found = [f"{name(path)}:{node.lineno}: {ast.unparse(node)}" for path in paths for node in nodes(path) if is_private(node)]
+    paths = [
+        path
+        for path in SOURCES
+        if name(path).startswith("tests/") and not SIMULATORS.match(name(path))
+    ]
+    found = [
+        f"{name(path)}:{node.lineno}: {ast.unparse(node)}"
+        for path in paths
+        for node in nodes(path)
+        if is_private(node)
+    ]
     assert len(paths) > 500
     assert found == []
 
 
-FACES = ("qmq/__init__.py", "qmq/sql/__init__.py", "qmq/testing/__init__.py", "qmq/metrics/__init__.py", "spark/pyspark_qmq/__init__.py")
+FACES = (
+    "qmq/__init__.py",
+    "qmq/sql/__init__.py",
+    "qmq/testing/__init__.py",
+    "qmq/metrics/__init__.py",
+    "spark/pyspark_qmq/__init__.py",
+)
 """The modules that applications import. The names in their `__all__` are public."""
 
 
@@ -110,16 +140,28 @@ def test_what_applications_import_is_documented() -> None:
         if node.name not in public or node.col_offset or path.name == "errors.py":
             continue
         seen.add(node.name)
-        is_class = isinstance(node, ast.ClassDef) and not node.name.startswith("Base")  # a base without effect is explained by its protocol
+        is_class = isinstance(node, ast.ClassDef) and not node.name.startswith(
+            "Base"
+        )  # a base without effect is explained by its protocol
         parts = node.body if is_class else []
-        methods = [each for each in parts if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_")]
+        methods = [
+            each
+            for each in parts
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            and not each.name.startswith("_")
+        ]
         for each in [node, *methods]:
-            assert ast.get_docstring(each) or _is_overload(each), f"{name(path)}: {node.name}, {each.name} has no docstring"
+            assert ast.get_docstring(each) or _is_overload(each), (
+                f"{name(path)}: {node.name}, {each.name} has no docstring"
+            )
     assert {"connect", "Client", "Message", "TestCluster"} <= seen
 
 
 def _is_overload(node: ast.AST) -> bool:
-    return any(getattr(each, "id", "") in ("overload", "setter") for each in getattr(node, "decorator_list", ()))
+    return any(
+        getattr(each, "id", "") in ("overload", "setter")
+        for each in getattr(node, "decorator_list", ())
+    )
 
 
 def test_a_docstring_says_more_than_where_to_look() -> None:
@@ -136,12 +178,36 @@ EXAMPLE_FILES = {"test_it.py", "manage.py"}
 def test_files_that_docstrings_and_pages_name_exist() -> None:
     """Names, and paths where one is given. The changelog and the decisions are left out, because they describe the past."""
     files = [name(path) for path in tracked()]
-    known = {ending for file in files for ending in (file, *("/".join(file.split("/")[n:]) for n in range(1, file.count("/") + 1)))}
-    texts = {name(path): [ast.get_docstring(node) or "" for node in nodes(path) if isinstance(node, DOCUMENTED)] for path in SOURCES}
+    known = {
+        ending
+        for file in files
+        for ending in (
+            file,
+            *("/".join(file.split("/")[n:]) for n in range(1, file.count("/") + 1)),
+        )
+    }
+    texts = {
+        name(path): [
+            ast.get_docstring(node) or "" for node in nodes(path) if isinstance(node, DOCUMENTED)
+        ]
+        for path in SOURCES
+    }
     past = re.compile(r"CHANGELOG|docs/adr/")
-    texts |= {name(path): re.findall(r"`[^`\n]+`", path.read_text()) for path in DOCS if not past.search(name(path))}
-    found = {(file, each) for file, parts in texts.items() for text in parts for each in NAMED_FILE.findall(text)}
-    assert sorted((file, each) for file, each in found if each.strip("/") not in known | EXAMPLE_FILES) == []
+    texts |= {
+        name(path): re.findall(r"`[^`\n]+`", path.read_text())
+        for path in DOCS
+        if not past.search(name(path))
+    }
+    found = {
+        (file, each)
+        for file, parts in texts.items()
+        for text in parts
+        for each in NAMED_FILE.findall(text)
+    }
+    assert (
+        sorted((file, each) for file, each in found if each.strip("/") not in known | EXAMPLE_FILES)
+        == []
+    )
 
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -150,7 +216,9 @@ SHARED_NAMES = {"Command", "Migration", "QmqBroker"}
 
 
 def test_no_two_classes_share_a_name() -> None:
-    classes = Counter(node.name for path in CODE for node in parsed(path).body if isinstance(node, ast.ClassDef))
+    classes = Counter(
+        node.name for path in CODE for node in parsed(path).body if isinstance(node, ast.ClassDef)
+    )
     found = {each for each, count in classes.items() if count > 1}
     assert found <= SHARED_NAMES, sorted(found - SHARED_NAMES)
 
@@ -168,7 +236,10 @@ def imports_of(found_in: Iterable[ast.AST], known: Container[str]) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {full if (full := f"{node.module}.{each.name}") in known else node.module for each in node.names}
+            found |= {
+                full if (full := f"{node.module}.{each.name}") in known else node.module
+                for each in node.names
+            }
     return {each for each in found if each in known}
 
 
@@ -218,13 +289,29 @@ def test_each_module_can_be_the_first_one_imported() -> None:
 
 def test_no_machine_host_or_leftover_is_named() -> None:
     for path in tracked():
-        if path.suffix in (".py", ".md", ".toml", ".lock", ".proto", "") and path.stat().st_size < 1_000_000 and path.name != "LICENSE":
+        if (
+            path.suffix in (".py", ".md", ".toml", ".lock", ".proto", "")
+            and path.stat().st_size < 1_000_000
+            and path.name != "LICENSE"
+        ):
             found = FORBIDDEN.search(path.read_text(errors="replace"))
             assert found is None or "_pb2" in path.name, f"{name(path)}: {found and found[0]}"
 
 
-WORDS = ("an" + "ew", "ali" + "ke", "in ha" + "nd", "counts no mo" + "re", "believe" + "[sd]", r"(goes|went) o" + r"n(?! (the|its)\b)")
-TURNS = ("what" + "ever", "who" + "ever", "told " + "again", r"an? [\w'-]+ of (its|their) ow" + "n(?! \\w)")
+WORDS = (
+    "an" + "ew",
+    "ali" + "ke",
+    "in ha" + "nd",
+    "counts no mo" + "re",
+    "believe" + "[sd]",
+    r"(goes|went) o" + r"n(?! (the|its)\b)",
+)
+TURNS = (
+    "what" + "ever",
+    "who" + "ever",
+    "told " + "again",
+    r"an? [\w'-]+ of (its|their) ow" + "n(?! \\w)",
+)
 PRIVATE_WORDS = re.compile(rf"\b({'|'.join((*WORDS, *TURNS))})\b")
 """Words that a reader has to translate (docs/STYLE.md): again, the same way, in progress, continues, accepts, no longer counts; for any,
 the one that, repeated, its own.
@@ -235,17 +322,27 @@ def test_prose_uses_plain_words() -> None:
     for path in [*SOURCES, *DOCS]:
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             found = PRIVATE_WORDS.search(line)
-            assert found is None, f"{name(path)}:{number}: say {found and found[0]!r} in plain words"
+            assert found is None, (
+                f"{name(path)}:{number}: say {found and found[0]!r} in plain words"
+            )
 
 
-RIDDLES = re.compile(r"nobody|who" + r"ever|somebody|(becomes|became)_of|_(is|are)_said(_|$)|_an" + "ew")
+RIDDLES = re.compile(
+    r"nobody|who" + r"ever|somebody|(becomes|became)_of|_(is|are)_said(_|$)|_an" + "ew"
+)
 """Parts of names that a reader has to translate: name who does it, and what is reported."""
 
 
 def test_names_of_tests_are_plain() -> None:
-    tests = [(path, test) for path in SOURCES for test in re.findall(r"def (test_\w+)\(", path.read_text())]
+    tests = [
+        (path, test)
+        for path in SOURCES
+        for test in re.findall(r"def (test_\w+)\(", path.read_text())
+    ]
     assert len(tests) > 3000
-    assert [f"{name(path)}: {test}" for path, test in tests if RIDDLES.search(test)] == [], "say it in plain words"
+    assert [f"{name(path)}: {test}" for path, test in tests if RIDDLES.search(test)] == [], (
+        "say it in plain words"
+    )
 
 
 def test_a_document_has_one_title() -> None:
@@ -261,6 +358,11 @@ REPLAYED = re.compile(r"qmq/log/|qmq/delay/schedule|replication/qmq_replication/
 def test_no_assert_guards_what_every_replica_replays() -> None:
     """An assert would end all replicas at the same entry, and none of them under `-O`: see qmq.errors."""
     replayed = [path for path in CODE if REPLAYED.match(name(path))]
-    found = [f"{name(path)}:{node.lineno}" for path in replayed for node in nodes(path) if isinstance(node, ast.Assert)]
+    found = [
+        f"{name(path)}:{node.lineno}"
+        for path in replayed
+        for node in nodes(path)
+        if isinstance(node, ast.Assert)
+    ]
     assert replayed
     assert not found, found

@@ -43,7 +43,9 @@ class DriverConfig:
         """Raises ValueError if it is not a mapping in YAML."""
         given = yaml.safe_load(text)
         if not isinstance(given, dict):
-            raise ValueError("a driver's file is a mapping: server, topicNamePrefix, ordered, acks, compression")
+            raise ValueError(
+                "a driver's file is a mapping: server, topicNamePrefix, ordered, acks, compression"
+            )
         return cls(**{name: value for name, value in given.items() if name in cls.__slots__})
 
 
@@ -65,17 +67,22 @@ class LoadWorker:
             raise ValueError("there is a driver already: POST /stop-all first")
         self._config = DriverConfig.parse(driver)
         self._client = qmq.connect(self._config.server)
-        await self._client.metadata.list_subjects()  # an unreachable cluster is an error of this call
+        await (
+            self._client.metadata.list_subjects()
+        )  # an unreachable cluster is an error of this call
         self._running.set()
 
     async def create_topics(self, topics: int, partitions: int) -> list[str]:
         """Create subjects with new names. Only ordered ones have partitions: others are consumed from one backlog."""
         config, mq = self._connected()
-        names = [f"{config.topicNamePrefix}-{token_urlsafe(5)}-{number:04d}" for number in range(topics)]
+        names = [
+            f"{config.topicNamePrefix}-{token_urlsafe(5)}-{number:04d}" for number in range(topics)
+        ]
         for name in names:
             if config.ordered:
                 await mq.metadata.create_subject(
-                    SubjectConfig(name, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS), partitions=partitions
+                    SubjectConfig(name, order=Order.STRICT, logical_partitions=LOGICAL_PARTITIONS),
+                    partitions=partitions,
                 )
             else:
                 await mq.metadata.create_subject(SubjectConfig(name))
@@ -86,15 +93,23 @@ class LoadWorker:
         config, mq = self._connected()
         for topic in topics:
             if config.ordered:
-                self._producers.append(mq.ordered_producer(topic, acks=config.acks, compression=config.compression))
+                self._producers.append(
+                    mq.ordered_producer(topic, acks=config.acks, compression=config.compression)
+                )
             else:
-                self._producers.append(mq.producer(topic, acks=config.acks, compression=config.compression))
+                self._producers.append(
+                    mq.producer(topic, acks=config.acks, compression=config.compression)
+                )
 
     async def create_consumers(self, subscriptions: Sequence[tuple[str, str]]) -> None:
         """One consumer for each pair of subject and group."""
         config, mq = self._connected()
         for topic, group in subscriptions:
-            consumer = mq.ordered_consumer(topic, group) if config.ordered else mq.consumer(topic, group, start="earliest")
+            consumer = (
+                mq.ordered_consumer(topic, group)
+                if config.ordered
+                else mq.consumer(topic, group, start="earliest")
+            )
             self._tasks.append(asyncio.create_task(self._consume(consumer)))
 
     async def probe(self) -> None:
@@ -115,7 +130,9 @@ class LoadWorker:
             return
         source = random.Random(0)
         self._pace = Pace(rate, time.perf_counter_ns())
-        self._tasks.append(asyncio.create_task(self._publish(payloads, keys_of(key_kind, source), source)))
+        self._tasks.append(
+            asyncio.create_task(self._publish(payloads, keys_of(key_kind, source), source))
+        )
 
     async def adjust(self, rate: float) -> None:
         """Change the rate."""
@@ -145,19 +162,27 @@ class LoadWorker:
             raise ValueError("there is no driver yet: POST /initialize-driver")
         return self._config, self._client
 
-    async def _publish(self, payloads: Sequence[bytes], keys: Iterator[str | None], source: random.Random) -> None:
+    async def _publish(
+        self, payloads: Sequence[bytes], keys: Iterator[str | None], source: random.Random
+    ) -> None:
         producers = itertools.cycle(self._producers)
         while True:
             due = self._pace.due(time.perf_counter_ns(), ROUND_MESSAGES)
             sending: dict[Ticket, list[Sent]] = {}
             for intended_ns in due:
-                body, producer, sent_ns = source.choice(payloads), next(producers), time.perf_counter_ns()
+                body, producer, sent_ns = (
+                    source.choice(payloads),
+                    next(producers),
+                    time.perf_counter_ns(),
+                )
                 if producer.full:
                     await producer.drain()
                 ticket = producer.send(body, next(keys))  # type: ignore[arg-type]  # an ordered one refuses a message without a key
                 sending.setdefault(ticket, []).append((len(body), intended_ns, sent_ns))
             for ticket, messages in sending.items():
-                ticket.when_decided(lambda ticket=ticket, messages=messages: self._decided(ticket, messages))  # type: ignore[misc]
+                ticket.when_decided(
+                    lambda ticket=ticket, messages=messages: self._decided(ticket, messages)
+                )  # type: ignore[misc]
             await asyncio.sleep(0 if len(due) == ROUND_MESSAGES else PAUSE_S)
 
     def _decided(self, ticket: Ticket, messages: list[Sent]) -> None:
@@ -169,6 +194,8 @@ class LoadWorker:
     async def _consume(self, consumer: Any) -> None:
         async with consumer:
             async for message in consumer:
-                self.stats.received(len(message.body), time.time_ns() // 1_000_000 - message.create_time_ms)
+                self.stats.received(
+                    len(message.body), time.time_ns() // 1_000_000 - message.create_time_ms
+                )
                 if not self._running.is_set():
                     await self._running.wait()

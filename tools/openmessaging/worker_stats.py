@@ -11,7 +11,11 @@ from hdrh.histogram import HdrHistogram
 PUBLISH_US_MAX: Final = 60_000_000
 END_TO_END_US_MAX: Final = 12 * 3_600_000_000
 DIGITS: Final = 5
-RANGES_US: Final = {"publishLatency": PUBLISH_US_MAX, "publishDelayLatency": PUBLISH_US_MAX, "endToEndLatency": END_TO_END_US_MAX}
+RANGES_US: Final = {
+    "publishLatency": PUBLISH_US_MAX,
+    "publishDelayLatency": PUBLISH_US_MAX,
+    "endToEndLatency": END_TO_END_US_MAX,
+}
 """Ranges and precision of the histograms, as the benchmark's own workers have them: the coordinator adds histograms."""
 
 Counts = dict[str, Counter[int]]
@@ -90,8 +94,13 @@ class WorkerStats:
     def sent(self, messages: Sequence[Sent], stored_ns: int) -> None:
         """Messages are stored."""
         self._add("messagesSent", len(messages), "bytesSent", sum(size for size, _, _ in messages))
-        self._latencies.add("publishLatency", [(stored_ns - sent_ns) // 1_000 for _, _, sent_ns in messages])
-        self._latencies.add("publishDelayLatency", [max(0, sent_ns - intended_ns) // 1_000 for _, intended_ns, sent_ns in messages])
+        self._latencies.add(
+            "publishLatency", [(stored_ns - sent_ns) // 1_000 for _, _, sent_ns in messages]
+        )
+        self._latencies.add(
+            "publishDelayLatency",
+            [max(0, sent_ns - intended_ns) // 1_000 for _, intended_ns, sent_ns in messages],
+        )
 
     def failed(self, messages: int) -> None:
         """Messages could not be stored."""
@@ -107,8 +116,16 @@ class WorkerStats:
     def period(self) -> dict[str, Any]:
         """Counts and latencies since the last call."""
         found, self._period = self._period, Counter()
-        counted = ("messagesSent", "messageSendErrors", "bytesSent", "messagesReceived", "bytesReceived")
-        total = {f"total{name[0].upper()}{name[1:]}": count for name, count in self.counters().items()}
+        counted = (
+            "messagesSent",
+            "messageSendErrors",
+            "bytesSent",
+            "messagesReceived",
+            "bytesReceived",
+        )
+        total = {
+            f"total{name[0].upper()}{name[1:]}": count for name, count in self.counters().items()
+        }
         return {name: found[name] for name in counted} | total | self._latencies.period()
 
     def latencies(self) -> dict[str, str]:
@@ -117,7 +134,10 @@ class WorkerStats:
 
     def counters(self) -> dict[str, int]:
         """Messages since the last reset."""
-        return {name: self._total[name] for name in ("messagesSent", "messageSendErrors", "messagesReceived")}
+        return {
+            name: self._total[name]
+            for name in ("messagesSent", "messageSendErrors", "messagesReceived")
+        }
 
     def _add(self, name: str, messages: int, bytes_name: str, size: int) -> None:
         self._period[name] += messages

@@ -49,7 +49,12 @@ class Client:
     async def consume(self, run: Run) -> None:
         phase = run.phase
         consumers = [
-            AIOKafkaConsumer(phase.topic, bootstrap_servers=self._address, group_id=group, auto_offset_reset="earliest")
+            AIOKafkaConsumer(
+                phase.topic,
+                bootstrap_servers=self._address,
+                group_id=group,
+                auto_offset_reset="earliest",
+            )
             for group in phase.group_names
             for _ in range(phase.consumers)
         ]

@@ -23,8 +23,18 @@ def make_topic(address: str, topic: str, partitions: int, flushed: bool) -> None
 class Client:
     def __init__(self, address: str, settings: dict[str, Any]) -> None:
         self._address = address
-        settings = {"bootstrap.servers": address, "enable.idempotence": True, "message.max.bytes": LARGEST}
-        self._producer = Producer({**settings, "queue.buffering.max.messages": 1_000_000, "queue.buffering.max.kbytes": 262_144})
+        settings = {
+            "bootstrap.servers": address,
+            "enable.idempotence": True,
+            "message.max.bytes": LARGEST,
+        }
+        self._producer = Producer(
+            {
+                **settings,
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 262_144,
+            }
+        )
         self._at_once = Producer({**settings, "linger.ms": 0})
 
     async def open(self) -> None:
@@ -85,9 +95,16 @@ class Client:
             "fetch.queue.backoff.ms": 2,
             "fetch.wait.max.ms": 10,
         }
-        consumers = [Consumer({**settings, "group.id": group}) for group in phase.group_names for _ in range(phase.consumers)]
+        consumers = [
+            Consumer({**settings, "group.id": group})
+            for group in phase.group_names
+            for _ in range(phase.consumers)
+        ]
         begun, ready = threading.Event(), [threading.Event() for _ in consumers]
-        work = [threading.Thread(target=self._take, args=(each, run, has, begun)) for each, has in zip(consumers, ready, strict=True)]
+        work = [
+            threading.Thread(target=self._take, args=(each, run, has, begun))
+            for each, has in zip(consumers, ready, strict=True)
+        ]
         for thread in work:
             thread.start()
         for has in ready:
@@ -98,7 +115,9 @@ class Client:
         for each in consumers:
             each.close()
 
-    def _take(self, consumer: Any, run: Run, has_partitions: threading.Event, begun: threading.Event) -> None:
+    def _take(
+        self, consumer: Any, run: Run, has_partitions: threading.Event, begun: threading.Event
+    ) -> None:
         """Join the group, and fetch nothing before the row begins: it is balanced by then."""
 
         def assigned(_: Any, partitions: list[Any]) -> None:

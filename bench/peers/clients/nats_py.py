@@ -54,9 +54,14 @@ class Client:
     async def consume(self, run: Run) -> None:
         phase, config = run.phase, ConsumerConfig(max_ack_pending=10_000)
         if not (phase.each or phase.per_s):
-            pulls = [await self._stream.pull_subscribe(phase.topic, durable=group, config=config) for group in phase.group_names]
+            pulls = [
+                await self._stream.pull_subscribe(phase.topic, durable=group, config=config)
+                for group in phase.group_names
+            ]
             run.begin()
-            await asyncio.gather(*[self._fetch(each, run) for each in pulls for _ in range(phase.consumers)])
+            await asyncio.gather(
+                *[self._fetch(each, run) for each in pulls for _ in range(phase.consumers)]
+            )
             return
         counts = run.counts
 

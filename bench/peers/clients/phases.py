@@ -61,7 +61,9 @@ class Run:
 
     def __init__(self, phase: Phase) -> None:
         self.phase = phase
-        self.bodies = [number.to_bytes(8) + bytes(8) + os.urandom(phase.size - HEAD) for number in range(RING)]
+        self.bodies = [
+            number.to_bytes(8) + bytes(8) + os.urandom(phase.size - HEAD) for number in range(RING)
+        ]
         self.counts: Counter[bytes] = Counter()
         """By the first 8 bytes of a body. A consumer counts here what arrives; each thread in `another` one."""
         self._all = [self.counts]
@@ -148,8 +150,20 @@ class Run:
         else:
             counts = self._counted()
         took = sorted(self.latencies_ns)
-        parts = {name: took[min(int(len(took) * part), len(took) - 1)] / 1e6 for name, part in QUANTILES.items()} if took else {}
-        return {"counts": counts, "seconds": end_s - self._begin_s, "cpu_s": cpu_s() - self._cpu_s, "latency_ms": parts}
+        parts = (
+            {
+                name: took[min(int(len(took) * part), len(took) - 1)] / 1e6
+                for name, part in QUANTILES.items()
+            }
+            if took
+            else {}
+        )
+        return {
+            "counts": counts,
+            "seconds": end_s - self._begin_s,
+            "cpu_s": cpu_s() - self._cpu_s,
+            "latency_ms": parts,
+        }
 
 
 QUANTILES: Final = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}

@@ -61,7 +61,11 @@ class Client:
         phase = run.phase
         make: Any = self._mq.ordered_consumer if phase.ordered else self._mq.consumer
         work = self._timed if phase.per_s else self._each if phase.each else self._bulk
-        consumers = [make(phase.topic, group, start="earliest") for group in phase.group_names for _ in range(phase.consumers)]
+        consumers = [
+            make(phase.topic, group, start="earliest")
+            for group in phase.group_names
+            for _ in range(phase.consumers)
+        ]
         try:
             run.begin()
             await asyncio.gather(*[work(consumer, run) for consumer in consumers])

@@ -20,7 +20,9 @@ class Client:
         self._channel = await self._connection.channel(publisher_confirms=True)
 
     async def make(self, run: Run) -> None:
-        await self._channel.declare_queue(run.phase.topic, durable=True, arguments={"x-queue-type": "quorum"})
+        await self._channel.declare_queue(
+            run.phase.topic, durable=True, arguments={"x-queue-type": "quorum"}
+        )
         run.begin()
 
     async def _send(self, topic: str, body: bytes) -> None:

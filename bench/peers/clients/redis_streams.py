@@ -22,7 +22,10 @@ class Client:
         return redis.asyncio.Redis(host=self._host, port=self._port, max_connections=connections)
 
     async def open(self) -> None:
-        self._client, self._blocking = self._connect(), redis.Redis(host=self._host, port=self._port)
+        self._client, self._blocking = (
+            self._connect(),
+            redis.Redis(host=self._host, port=self._port),
+        )
         self._blocking.ping()
 
     async def make(self, run: Run) -> None:
@@ -37,7 +40,9 @@ class Client:
             pipe.execute()
 
     async def awaited(self, run: Run) -> None:
-        await asyncio.gather(*[self._client.ping() for _ in range(run.phase.tasks)])  # each task has its own connection
+        await asyncio.gather(
+            *[self._client.ping() for _ in range(run.phase.tasks)]
+        )  # each task has its own connection
         run.begin()
         await in_tasks(run, lambda body: self._client.xadd(run.phase.topic, {"b": body}))
 
@@ -55,7 +60,11 @@ class Client:
         await reader.ping()
         run.begin()
         await asyncio.gather(
-            *[self._take(reader, run, group, f"c{number}") for group in phase.group_names for number in range(phase.consumers)]
+            *[
+                self._take(reader, run, group, f"c{number}")
+                for group in phase.group_names
+                for number in range(phase.consumers)
+            ]
         )
 
     async def _take(self, client: Any, run: Run, group: str, name: str) -> None:

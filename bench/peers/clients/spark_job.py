@@ -31,14 +31,24 @@ SUM: Final = "coalesce(sum(pmod(xxhash64(key, body), 4294967296)), 0)"
 
 class Job:
     def __init__(self, jars: str) -> None:
-        conf = {"spark.driver.memory": "4g", "spark.ui.enabled": "false", "spark.log.level": "ERROR"}
-        self._spark = session("qmq-peers", master=MASTER, conf=conf | ({"spark.driver.extraClassPath": f"{jars}/*"} if jars else {}))
+        conf = {
+            "spark.driver.memory": "4g",
+            "spark.ui.enabled": "false",
+            "spark.log.level": "ERROR",
+        }
+        self._spark = session(
+            "qmq-peers",
+            master=MASTER,
+            conf=conf | ({"spark.driver.extraClassPath": f"{jars}/*"} if jars else {}),
+        )
         self._rows: DataFrame | None = None
 
     def make(self, count: int, size: int) -> list[float]:
         if self._rows is not None:
             self._rows.unpersist(blocking=True)
-        parts = ", ".join(f"sha2(concat(id, '-', {number}), 512)" for number in range(-(-size // HASH_BYTES)))
+        parts = ", ".join(
+            f"sha2(concat(id, '-', {number}), 512)" for number in range(-(-size // HASH_BYTES))
+        )
         self._rows = (
             self._spark.range(0, count, numPartitions=PARTS)
             .selectExpr(
@@ -52,19 +62,33 @@ class Job:
         return summed(self._rows)
 
     def read(self, way: dict[str, Any], seconds: float, at_least: int) -> list[float]:
-        return repeated(lambda: self._frame(way).write.format("noop").mode("overwrite").save(), seconds, at_least)
+        return repeated(
+            lambda: self._frame(way).write.format("noop").mode("overwrite").save(),
+            seconds,
+            at_least,
+        )
 
     def write(self, way: dict[str, Any], seconds: float, at_least: int) -> list[float]:
         assert self._rows is not None
         rows = self._rows.selectExpr(*way["columns"])
-        return repeated(lambda: rows.write.format(way["format"]).mode("append").options(**way["options"]).save(), seconds, at_least)
+        return repeated(
+            lambda: (
+                rows.write.format(way["format"]).mode("append").options(**way["options"]).save()
+            ),
+            seconds,
+            at_least,
+        )
 
     def count(self, way: dict[str, Any]) -> list[float]:
         return summed(self._frame(way))
 
     def _frame(self, way: dict[str, Any]) -> DataFrame:
         reader = self._spark.read.format(way["format"]).options(**way["options"])
-        return (reader.schema(way["schema"]) if way["schema"] else reader).load().selectExpr(*way["columns"])
+        return (
+            (reader.schema(way["schema"]) if way["schema"] else reader)
+            .load()
+            .selectExpr(*way["columns"])
+        )
 
 
 def summed(rows: DataFrame) -> list[float]:

@@ -27,7 +27,12 @@ from enum import Enum
 from typing import Final
 
 import grpc
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from qmq.errors import (
     Compacted,
@@ -39,7 +44,16 @@ from qmq.errors import (
     WrongCoordinationStore,
 )
 from qmq.rpc.request_changes import note_change
-from qmq_coordination.etcd.channel import Channels, EtcdConnection, EtcdEndpoint, Metadata, Method, NotReady, Request, Response
+from qmq_coordination.etcd.channel import (
+    Channels,
+    EtcdConnection,
+    EtcdEndpoint,
+    Metadata,
+    Method,
+    NotReady,
+    Request,
+    Response,
+)
 
 
 class LeaseExists(CoordinationError):
@@ -59,7 +73,11 @@ class CallVerdict(Enum):
     UNKNOWN = "unknown"
 
 
-_OLD_TOKEN: Final = ("etcdserver: invalid auth token", "etcdserver: revision of auth store is old", "etcdserver: user name is empty")
+_OLD_TOKEN: Final = (
+    "etcdserver: invalid auth token",
+    "etcdserver: revision of auth store is old",
+    "etcdserver: user name is empty",
+)
 _NOT_DONE: Final = (
     "failed to connect to all addresses",
     "DNS resolution failed",
@@ -93,28 +111,46 @@ def verdict(code: grpc.StatusCode, details: str) -> CallVerdict:
         return CallVerdict.NOT_DONE
     if code is grpc.StatusCode.UNIMPLEMENTED or details.startswith(_SERVER_TOO_LARGE):
         return CallVerdict.REFUSED
-    return CallVerdict.REFUSED if code in _REFUSING and details.startswith("etcdserver: ") else CallVerdict.UNKNOWN
+    return (
+        CallVerdict.REFUSED
+        if code in _REFUSING and details.startswith("etcdserver: ")
+        else CallVerdict.UNKNOWN
+    )
 
 
-_OUR_DOUBT: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED:? ?([a-z][^:\n]*)?|(Hostname Verification Check failed)")
+_OUR_DOUBT: Final = re.compile(
+    r"CERTIFICATE_VERIFY_FAILED:? ?([a-z][^:\n]*)?|(Hostname Verification Check failed)"
+)
 """gRPC's texts for a member's certificate that this client does not accept."""
 _OUT_OF_TIME: Final = re.compile("has expired|not yet valid")
-_ITS_DOUBT: Final = re.compile(r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_[A-Z]+)")
+_ITS_DOUBT: Final = re.compile(
+    r"ALERT_(?:BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_[A-Z]+)"
+)
 """The TLS alerts of a member that does not accept our certificate. The kind of alert says little: Go sends BAD_CERTIFICATE for a missing
 one.
 """
 
 
 def unanswered(
-    tried: Sequence[str], asked: str, within_s: float, *, shows_certificate: bool, strangers: Sequence[str] = ()
+    tried: Sequence[str],
+    asked: str,
+    within_s: float,
+    *,
+    shows_certificate: bool,
+    strangers: Sequence[str] = (),
 ) -> CoordinationUnavailable:
     """The error of a call that no member answered. `tried` is the failure of each attempt, `asked` are the members' addresses, `strangers`
     the answers of those that belong to another cluster.
     """
     if strangers:
         hint = "correct etcd's addresses (--etcd, DNS); if etcd was restored from a snapshot, restart this process"
-        return WrongCoordinationStore(f"{'; '.join(strangers)}: {hint}. Asked: {asked}. Last: {tried[-1]}")
-    last = next((each for each in reversed(tried) if _OUR_DOUBT.search(each) or _ITS_DOUBT.search(each)), tried[-1])
+        return WrongCoordinationStore(
+            f"{'; '.join(strangers)}: {hint}. Asked: {asked}. Last: {tried[-1]}"
+        )
+    last = next(
+        (each for each in reversed(tried) if _OUR_DOUBT.search(each) or _ITS_DOUBT.search(each)),
+        tried[-1],
+    )
     text = f"no etcd member answered within {within_s:g} s. Asked: {asked}. Last: {last}"
     ours = _OUR_DOUBT.search(last)
     if ours is not None and ours[2]:
@@ -141,11 +177,17 @@ def refusal(details: str) -> CoordinationError:
     if "name already exists" in details:
         return UserOrRoleExists(f"etcd has it already ({details})")
     if "has been compacted" in details:
-        return Compacted(f"the revision is compacted away ({details}): list again and continue from there")
+        return Compacted(
+            f"the revision is compacted away ({details}): list again and continue from there"
+        )
     if "authentication failed" in details:
-        return CoordinationError(f"etcd does not know the user or the password ({details}): correct the settings")
+        return CoordinationError(
+            f"etcd does not know the user or the password ({details}): correct the settings"
+        )
     if "permission denied" in details:
-        return CoordinationError(f"etcd denies the user this ({details}): grant its role access to the keys under the namespace")
+        return CoordinationError(
+            f"etcd denies the user this ({details}): grant its role access to the keys under the namespace"
+        )
     return CoordinationError(f"etcd refused: {details}")
 
 
@@ -172,21 +214,32 @@ class EtcdCalls:
 
     async def read(self, method: Method[Request, Response], request: Request) -> Response:
         """Make a call that changes nothing. Raises CoordinationUnavailable, or the error with which etcd refuses."""
-        return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=False)
+        return await self._repeat(
+            lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata),
+            is_change=False,
+        )
 
     async def change(self, method: Method[Request, Response], request: Request) -> Response:
         """Make a call that changes something. Raises CoordinationUnknown, CoordinationUnavailable, or the error with which etcd refuses."""
         try:
-            return await self._repeat(lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), is_change=True)
+            return await self._repeat(
+                lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata),
+                is_change=True,
+            )
         except CoordinationUnknown:
             note_change()
             raise
 
-    async def read_at(self, endpoint: EtcdEndpoint, method: Method[Request, Response], request: Request) -> Response:
+    async def read_at(
+        self, endpoint: EtcdEndpoint, method: Method[Request, Response], request: Request
+    ) -> Response:
         """As `read`, by one attempt at this endpoint. Raises TryAgain instead of CoordinationUnavailable."""
         until = asyncio.get_running_loop().time() + self._call_s
         return await self._attempt(
-            lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata), until, is_change=False, endpoint=endpoint
+            lambda at, timeout_s, metadata: at.unary(method, request, timeout_s, metadata),
+            until,
+            is_change=False,
+            endpoint=endpoint,
         )
 
     async def exchange(self, method: Method[Request, Response], request: Request) -> Response:
@@ -226,11 +279,23 @@ class EtcdCalls:
             channels = self._channels
             strangers = list(channels.strangers.values())
             raise unanswered(
-                tried, str(channels.rotation), self._total_s, shows_certificate=channels.shows_certificate, strangers=strangers
+                tried,
+                str(channels.rotation),
+                self._total_s,
+                shows_certificate=channels.shows_certificate,
+                strangers=strangers,
             ) from None
 
-    async def _attempt(self, send: Send[Response], until: float, is_change: bool, endpoint: EtcdEndpoint | None = None) -> Response:
-        timeout_s = min(self._call_s, max(_ATTEMPT_S_MIN, until - asyncio.get_running_loop().time()))
+    async def _attempt(
+        self,
+        send: Send[Response],
+        until: float,
+        is_change: bool,
+        endpoint: EtcdEndpoint | None = None,
+    ) -> Response:
+        timeout_s = min(
+            self._call_s, max(_ATTEMPT_S_MIN, until - asyncio.get_running_loop().time())
+        )
         is_sent = False
         try:
             connection = await self._channels.take(timeout_s, endpoint)
@@ -243,7 +308,9 @@ class EtcdCalls:
                 self._channels.check(connection, answer.header)
                 return answer
             except grpc.aio.AioRpcError as failure:
-                raise judge(self._channels, connection, metadata, failure, is_change=is_sent) from None
+                raise judge(
+                    self._channels, connection, metadata, failure, is_change=is_sent
+                ) from None
             finally:
                 await self._channels.give_back(connection)
         except NotReady as failure:
@@ -252,7 +319,11 @@ class EtcdCalls:
             # Closing a channel cancels its calls, and gRPC then cancels the callers as if *they* had been cancelled.
             if not self._channels.closed.is_set() or is_cancelling():
                 raise
-            kind = CoordinationUnknown if is_sent and isinstance(cause, asyncio.CancelledError) else CoordinationError
+            kind = (
+                CoordinationUnknown
+                if is_sent and isinstance(cause, asyncio.CancelledError)
+                else CoordinationError
+            )
             raise kind("the coordination store was closed during the call") from None
 
 
@@ -263,7 +334,12 @@ def is_cancelling() -> bool:
 
 
 def judge(
-    channels: Channels, connection: EtcdConnection, metadata: Metadata, failure: grpc.aio.AioRpcError, *, is_change: bool
+    channels: Channels,
+    connection: EtcdConnection,
+    metadata: Metadata,
+    failure: grpc.aio.AioRpcError,
+    *,
+    is_change: bool,
 ) -> Exception:
     """The error to raise after a failed call. Leaves the endpoint, or drops the token, that caused the failure."""
     details = failure.details() or ""
@@ -278,5 +354,7 @@ def judge(
         return TryAgain(text)
     channels.rotation.leave(connection.endpoint)
     if is_change and found is CallVerdict.UNKNOWN:
-        return CoordinationUnknown(f"the answer to a change was lost: read back the outcome ({text})")
+        return CoordinationUnknown(
+            f"the answer to a change was lost: read back the outcome ({text})"
+        )
     return TryAgain(text)

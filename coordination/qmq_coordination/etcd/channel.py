@@ -56,7 +56,9 @@ class EtcdTls:
         if (self.cert is None) != (self.key is None):
             raise InvalidArgument("an etcd client certificate needs both `cert` and `key`")
         if self.cert is not None and self.ca is None:
-            raise InvalidArgument("an etcd client certificate needs `ca`, too: the CA that signed etcd's certificates")
+            raise InvalidArgument(
+                "an etcd client certificate needs `ca`, too: the CA that signed etcd's certificates"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,18 @@ def parse_endpoint(text: str, *, has_tls_files: bool) -> EtcdEndpoint:
     """Parse an endpoint. It uses TLS if it says https, or if it has no scheme and TLS files are given. Raises InvalidArgument."""
     scheme, separator, rest = text.strip().rpartition("://")
     host, _, port = rest.rstrip("/").rpartition(":")
-    if not host or whole_number(port, PORT_MAX, 1) is None or (separator and scheme not in ("http", "https")):
-        raise InvalidArgument(f"etcd endpoint {text!r} is not HOST:PORT, http://HOST:PORT or https://HOST:PORT")
+    if (
+        not host
+        or whole_number(port, PORT_MAX, 1) is None
+        or (separator and scheme not in ("http", "https"))
+    ):
+        raise InvalidArgument(
+            f"etcd endpoint {text!r} is not HOST:PORT, http://HOST:PORT or https://HOST:PORT"
+        )
     if scheme == "http" and has_tls_files:
-        raise InvalidArgument(f"etcd endpoint {text!r} is plain text, but certificates are given: write https:// or leave them out")
+        raise InvalidArgument(
+            f"etcd endpoint {text!r} is plain text, but certificates are given: write https:// or leave them out"
+        )
     return EtcdEndpoint(f"{host}:{port}", scheme == "https" or has_tls_files)
 
 
@@ -126,18 +136,32 @@ class Method(Generic[Request, Response]):
 
 RANGE: Final = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeResponse)
 PUT: Final = Method("/etcdserverpb.KV/Put", pb.PutRequest, pb.PutResponse)
-DELETE_RANGE: Final = Method("/etcdserverpb.KV/DeleteRange", pb.DeleteRangeRequest, pb.DeleteRangeResponse)
+DELETE_RANGE: Final = Method(
+    "/etcdserverpb.KV/DeleteRange", pb.DeleteRangeRequest, pb.DeleteRangeResponse
+)
 TXN: Final = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
 COMPACT: Final = Method("/etcdserverpb.KV/Compact", pb.CompactionRequest, pb.CompactionResponse)
 WATCH: Final = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
-LEASE_GRANT: Final = Method("/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
-LEASE_REVOKE: Final = Method("/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse)
-LEASE_KEEP_ALIVE: Final = Method("/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse)
-AUTHENTICATE: Final = Method("/etcdserverpb.Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse)
+LEASE_GRANT: Final = Method(
+    "/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse
+)
+LEASE_REVOKE: Final = Method(
+    "/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse
+)
+LEASE_KEEP_ALIVE: Final = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse
+)
+AUTHENTICATE: Final = Method(
+    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse
+)
 USER_ADD: Final = Method("/etcdserverpb.Auth/UserAdd", pb.AuthUserAddRequest, pb.AuthResponse)
-USER_GRANT_ROLE: Final = Method("/etcdserverpb.Auth/UserGrantRole", pb.AuthUserGrantRoleRequest, pb.AuthResponse)
+USER_GRANT_ROLE: Final = Method(
+    "/etcdserverpb.Auth/UserGrantRole", pb.AuthUserGrantRoleRequest, pb.AuthResponse
+)
 ROLE_ADD: Final = Method("/etcdserverpb.Auth/RoleAdd", pb.AuthRoleAddRequest, pb.AuthResponse)
-ROLE_GRANT_PERMISSION: Final = Method("/etcdserverpb.Auth/RoleGrantPermission", pb.AuthRoleGrantPermissionRequest, pb.AuthResponse)
+ROLE_GRANT_PERMISSION: Final = Method(
+    "/etcdserverpb.Auth/RoleGrantPermission", pb.AuthRoleGrantPermissionRequest, pb.AuthResponse
+)
 AUTH_ENABLE: Final = Method("/etcdserverpb.Auth/AuthEnable", pb.AuthEnableRequest, pb.AuthResponse)
 STATUS: Final = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
 
@@ -177,7 +201,11 @@ class EtcdConnection:
         self.is_known = False
         """Whether the member at the other end is known to belong to the right cluster."""
         if endpoint.is_tls:
-            of_channel = grpc.ssl_channel_credentials() if credentials is None else credentials.channel_credentials()
+            of_channel = (
+                grpc.ssl_channel_credentials()
+                if credentials is None
+                else credentials.channel_credentials()
+            )
             self._channel = grpc.aio.secure_channel(endpoint.address, of_channel, options=_OPTIONS)
         else:
             self._channel = grpc.aio.insecure_channel(endpoint.address, options=_OPTIONS)
@@ -187,10 +215,15 @@ class EtcdConnection:
         """Connect, unless it is connected. Raises NotReady."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
-        while (state := self._channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        while (
+            state := self._channel.get_state(try_to_connect=True)
+        ) is not grpc.ChannelConnectivity.READY:
             # gRPC connects again only when it is asked to, here, so each new connection is noticed.
             self.is_known = False
-            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+            if state in (
+                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+                grpc.ChannelConnectivity.SHUTDOWN,
+            ):
                 raise NotReady(await self._why())
             if loop.time() >= until:
                 raise NotReady(f"{self.endpoint.address} did not complete the connection")
@@ -205,12 +238,20 @@ class EtcdConnection:
             return f"{self.endpoint.address}: {failure.details()}"
         return f"{self.endpoint.address} was away for a moment"
 
-    async def unary(self, method: Method[Request, Response], request: Request, timeout_s: float, metadata: Metadata) -> Response:
+    async def unary(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        timeout_s: float,
+        metadata: Metadata,
+    ) -> Response:
         """One request and one answer, with a deadline. Raises grpc.aio.AioRpcError."""
         callable_ = self._unary.get(method.path)
         if callable_ is None:
             callable_ = self._unary[method.path] = self._channel.unary_unary(
-                method.path, request_serializer=method.request.SerializeToString, response_deserializer=method.response.FromString
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
             )
         answer: Response = await callable_(request, timeout=timeout_s, metadata=metadata)
         return answer
@@ -224,8 +265,12 @@ class EtcdConnection:
         timeout_s: float | None = None,
     ) -> grpc.aio.StreamStreamCall[Request, Response]:
         """A bidirectional stream; with `requests` only these are sent. Without a deadline the caller checks that the stream is alive."""
-        callable_: grpc.aio.StreamStreamMultiCallable[Request, Response] = self._channel.stream_stream(
-            method.path, request_serializer=method.request.SerializeToString, response_deserializer=method.response.FromString
+        callable_: grpc.aio.StreamStreamMultiCallable[Request, Response] = (
+            self._channel.stream_stream(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
         )
         return callable_(requests, timeout=timeout_s, metadata=metadata)
 
@@ -247,7 +292,9 @@ class Channels:
     ) -> None:
         """Raises InvalidArgument for certificates that cannot be used."""
         self.rotation = rotation
-        self._credentials = None if tls.ca is None else Credentials(Tls(tls.ca, tls.cert, tls.key), monotonic_s)
+        self._credentials = (
+            None if tls.ca is None else Credentials(Tls(tls.ca, tls.cert, tls.key), monotonic_s)
+        )
         self.shows_certificate = tls.cert is not None
         self._version = 0 if self._credentials is None else self._credentials.version
         self._replaced: set[EtcdConnection] = set()
@@ -303,10 +350,15 @@ class Channels:
             each.users += 1
             await self.give_back(each)
 
-    async def verify(self, connection: EtcdConnection, metadata: Metadata, timeout_s: float) -> None:
+    async def verify(
+        self, connection: EtcdConnection, metadata: Metadata, timeout_s: float
+    ) -> None:
         """Check that a new connection leads to the same etcd cluster as all others. Raises NotReady, grpc.aio.AioRpcError."""
         if not connection.is_known:
-            self.check(connection, (await connection.unary(STATUS, pb.StatusRequest(), timeout_s, metadata)).header)
+            self.check(
+                connection,
+                (await connection.unary(STATUS, pb.StatusRequest(), timeout_s, metadata)).header,
+            )
 
     def check(self, connection: EtcdConnection, answer: pb.ResponseHeader) -> None:
         """Check that an answer is one of this etcd cluster: gRPC may connect again between `verify` and the call. Raises NotReady."""
@@ -319,7 +371,10 @@ class Channels:
         connection.is_known = False
         text = f"{endpoint.address} belongs to the etcd cluster {found:x}, and this process uses {self._cluster:x}"
         if endpoint not in self.strangers:
-            log.critical("%s: this process does not use it. Correct the address, or restart the process if etcd was restored", text)
+            log.critical(
+                "%s: this process does not use it. Correct the address, or restart the process if etcd was restored",
+                text,
+            )
         self.strangers[endpoint] = text
         self.rotation.leave(endpoint)
         raise NotReady(text)

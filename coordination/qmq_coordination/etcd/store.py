@@ -41,7 +41,14 @@ from qmq_coordination.coordination_store import (
     TxnResult,
     WatchedChanges,
 )
-from qmq_coordination.etcd.calls import CALL_S, TOTAL_S, EtcdCalls, LeaseExists, TryAgain, UserOrRoleExists
+from qmq_coordination.etcd.calls import (
+    CALL_S,
+    TOTAL_S,
+    EtcdCalls,
+    LeaseExists,
+    TryAgain,
+    UserOrRoleExists,
+)
 from qmq_coordination.etcd.channel import (
     AUTH_ENABLE,
     COMPACT,
@@ -74,11 +81,16 @@ async def protect(calls: EtcdCalls, user: str, member: str, key: bytes, range_en
     """Create the users and the role, and turn on access control. Raises CoordinationError, CoordinationUnavailable."""
     for name in (ROOT, user, member):
         with suppress(UserOrRoleExists):
-            await calls.read(USER_ADD, pb.AuthUserAddRequest(name=name, options=pb.UserAddOptions(no_password=True)))
+            await calls.read(
+                USER_ADD,
+                pb.AuthUserAddRequest(name=name, options=pb.UserAddOptions(no_password=True)),
+            )
     with suppress(UserOrRoleExists):
         await calls.read(ROLE_ADD, pb.AuthRoleAddRequest(name=user))
     permission = pb.Permission(perm_type=pb.Permission.READWRITE, key=key, range_end=range_end)
-    await calls.read(ROLE_GRANT_PERMISSION, pb.AuthRoleGrantPermissionRequest(name=user, perm=permission))
+    await calls.read(
+        ROLE_GRANT_PERMISSION, pb.AuthRoleGrantPermissionRequest(name=user, perm=permission)
+    )
     for name in (ROOT, user):
         await calls.read(USER_GRANT_ROLE, pb.AuthUserGrantRoleRequest(user=name, role=name))
     await calls.read(AUTH_ENABLE, pb.AuthEnableRequest())
@@ -129,7 +141,9 @@ class EtcdStore:
         """Does no I/O. `monotonic_s` is the clock for checking whether the files of `tls` changed. Raises InvalidArgument."""
         tls = tls or EtcdTls()
         has_tls_files = tls.ca is not None
-        rotation = Rotation([parse_endpoint(text, has_tls_files=has_tls_files) for text in endpoints])
+        rotation = Rotation(
+            [parse_endpoint(text, has_tls_files=has_tls_files) for text in endpoints]
+        )
         self._channels = Channels(rotation, tls, user, password, monotonic_s)
         self._calls = EtcdCalls(self._channels, call_s, total_s)
         self._converter = Converter(namespace)
@@ -142,8 +156,12 @@ class EtcdStore:
 
     async def list(self, prefix: str, *, revision: int = 0, limit: int = 0) -> KeyListing:
         key, end = self._converter.span(prefix, is_prefix=True)
-        found = await self._calls.read(RANGE, pb.RangeRequest(key=key, range_end=end, revision=revision, limit=limit))
-        return KeyListing(Revision(found.header.revision), tuple(self._converter.item(kv) for kv in found.kvs))
+        found = await self._calls.read(
+            RANGE, pb.RangeRequest(key=key, range_end=end, revision=revision, limit=limit)
+        )
+        return KeyListing(
+            Revision(found.header.revision), tuple(self._converter.item(kv) for kv in found.kvs)
+        )
 
     async def put(self, key: str, value: bytes, lease: LeaseId = NO_LEASE) -> Revision:
         """See CoordinationStore. Raises CoordinationUnknown."""
@@ -153,11 +171,18 @@ class EtcdStore:
 
     async def delete(self, key: str, *, is_prefix: bool = False) -> int:
         """See CoordinationStore. Raises CoordinationUnknown."""
-        done = await self._calls.change(DELETE_RANGE, self._converter.delete(Delete(key, is_prefix)))
+        done = await self._calls.change(
+            DELETE_RANGE, self._converter.delete(Delete(key, is_prefix))
+        )
         note_change()
         return done.deleted
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         """See CoordinationStore. Raises CoordinationUnknown."""
         request = pb.TxnRequest(
             compare=[self._converter.compare(each) for each in compares],
@@ -181,7 +206,9 @@ class EtcdStore:
         """
         lease = LeaseId(secrets.randbelow(_LEASES) + 1)
         try:
-            await self._calls.read(LEASE_GRANT, pb.LeaseGrantRequest(id=lease, ttl_s=max(1, math.ceil(ttl_s))))
+            await self._calls.read(
+                LEASE_GRANT, pb.LeaseGrantRequest(id=lease, ttl_s=max(1, math.ceil(ttl_s)))
+            )
         except LeaseExists:
             return lease
         return lease
@@ -199,22 +226,37 @@ class EtcdStore:
 
     def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchedChanges]:
         """See CoordinationStore. Continues after any outage until the store is closed. Raises Compacted, CoordinationError."""
-        return Watcher(self._channels, self._converter, self._call_s, prefix, start_revision).changes()
+        return Watcher(
+            self._channels, self._converter, self._call_s, prefix, start_revision
+        ).changes()
 
     async def status(self) -> EtcdStatus:
         """The status of the member that this store uses."""
         found = await self._calls.read(STATUS, pb.StatusRequest())
         header = found.header
-        return EtcdStatus(found.version, header.member_id, found.leader, Revision(header.revision), found.db_size_bytes)
+        return EtcdStatus(
+            found.version,
+            header.member_id,
+            found.leader,
+            Revision(header.revision),
+            found.db_size_bytes,
+        )
 
     async def members(self) -> tuple[EtcdMember, ...]:
         """What the member at each endpoint answers, within the deadline of one attempt. All are asked at the same time."""
-        return tuple(await asyncio.gather(*[self._member(each) for each in self._channels.rotation.endpoints]))
+        return tuple(
+            await asyncio.gather(
+                *[self._member(each) for each in self._channels.rotation.endpoints]
+            )
+        )
 
     async def _member(self, endpoint: EtcdEndpoint) -> EtcdMember:
         try:
             async with asyncio.timeout(self._call_s):
-                return EtcdMember(endpoint.address, (await self._calls.read_at(endpoint, STATUS, pb.StatusRequest())).version)
+                return EtcdMember(
+                    endpoint.address,
+                    (await self._calls.read_at(endpoint, STATUS, pb.StatusRequest())).version,
+                )
         except TimeoutError:
             return EtcdMember(endpoint.address, failure=f"no answer within {self._call_s:g} s")
         except TryAgain as failure:

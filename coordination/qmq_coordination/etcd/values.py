@@ -9,9 +9,24 @@ from typing import Final
 
 from qmq.errors import CoordinationError
 from qmq.proto.etcd import etcd_pb2 as pb
-from qmq_coordination.coordination_store import Compare, CompareTarget, Delete, Get, KeyValue, LeaseId, Operation, Put, WatchEvent
+from qmq_coordination.coordination_store import (
+    Compare,
+    CompareTarget,
+    Delete,
+    Get,
+    KeyValue,
+    LeaseId,
+    Operation,
+    Put,
+    WatchEvent,
+)
 
-_RESULTS: Final = {"=": pb.Compare.EQUAL, "!=": pb.Compare.NOT_EQUAL, "<": pb.Compare.LESS, ">": pb.Compare.GREATER}
+_RESULTS: Final = {
+    "=": pb.Compare.EQUAL,
+    "!=": pb.Compare.NOT_EQUAL,
+    "<": pb.Compare.LESS,
+    ">": pb.Compare.GREATER,
+}
 _NO_END: Final = b"\0"
 """As the end of a range: after the last key. As the begin of a range: the first key (etcd has no empty key)."""
 
@@ -43,7 +58,14 @@ class Converter:
 
     def item(self, kv: pb.KeyValue) -> KeyValue:
         """A key and its value from etcd's message."""
-        return KeyValue(self._text(kv.key), kv.value, kv.create_revision, kv.mod_revision, kv.version, LeaseId(kv.lease))
+        return KeyValue(
+            self._text(kv.key),
+            kv.value,
+            kv.create_revision,
+            kv.mod_revision,
+            kv.version,
+            LeaseId(kv.lease),
+        )
 
     def _text(self, key: bytes) -> str:
         return key[len(self._namespace) :].decode(errors="surrogateescape")
@@ -51,7 +73,11 @@ class Converter:
     def event(self, event: pb.Event) -> WatchEvent:
         """A change from etcd's message."""
         is_gone = event.type == pb.Event.DELETE
-        return WatchEvent(self._text(event.kv.key), event.kv.mod_revision, None if is_gone else self.item(event.kv))
+        return WatchEvent(
+            self._text(event.kv.key),
+            event.kv.mod_revision,
+            None if is_gone else self.item(event.kv),
+        )
 
     def compare(self, compare: Compare) -> pb.Compare:
         """A comparison in etcd's form."""

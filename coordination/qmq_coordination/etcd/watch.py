@@ -53,7 +53,9 @@ class WholeRevisions:
         self._held = grouped.pop(max(grouped)) if has_more and grouped else []
         if grouped:
             self.next_revision = max(grouped) + 1
-        return [WatchedChanges(Revision(revision), tuple(group)) for revision, group in grouped.items()]
+        return [
+            WatchedChanges(Revision(revision), tuple(group)) for revision, group in grouped.items()
+        ]
 
     def restart(self) -> None:
         """Drop the incomplete revision after the stream broke: the next stream repeats it."""
@@ -63,7 +65,9 @@ class WholeRevisions:
 class _Stream:
     """One stream to one member. A read under way is kept over several waits, because cancelling it would cancel the stream (grpc.aio)."""
 
-    def __init__(self, connection: EtcdConnection, metadata: Metadata, closed: asyncio.Task[bool]) -> None:
+    def __init__(
+        self, connection: EtcdConnection, metadata: Metadata, closed: asyncio.Task[bool]
+    ) -> None:
         self.connection = connection
         self.metadata = metadata
         self._closed = closed
@@ -103,7 +107,9 @@ class _Stream:
         return await self._call.read()
 
     async def _is_heard(self, reading: asyncio.Task[object], timeout_s: float) -> bool:
-        done, _ = await asyncio.wait({reading, self._closed}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            {reading, self._closed}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
         return bool(done)
 
     def cancel(self) -> None:
@@ -115,7 +121,14 @@ class _Stream:
 class Watcher:
     """A watch of one prefix."""
 
-    def __init__(self, channels: Channels, converter: Converter, call_s: float, prefix: str, start_revision: int) -> None:
+    def __init__(
+        self,
+        channels: Channels,
+        converter: Converter,
+        call_s: float,
+        prefix: str,
+        start_revision: int,
+    ) -> None:
         self._channels = channels
         self._converter = converter
         self._call_s = call_s
@@ -167,13 +180,17 @@ class Watcher:
         except BaseException as failure:
             await self._channels.give_back(connection)
             if isinstance(failure, grpc.aio.AioRpcError):
-                raise judge(self._channels, connection, metadata, failure, is_change=False) from None
+                raise judge(
+                    self._channels, connection, metadata, failure, is_change=False
+                ) from None
             if isinstance(failure, NotReady):
                 raise TryAgain(str(failure)) from None
             raise
         self._revisions.restart()
         key, end = self._span
-        create = pb.WatchCreateRequest(key=key, range_end=end, start_revision=self._revisions.next_revision, fragment=True)
+        create = pb.WatchCreateRequest(
+            key=key, range_end=end, start_revision=self._revisions.next_revision, fragment=True
+        )
         try:
             await stream.send(pb.WatchRequest(create_request=create))
         except BaseException:
@@ -190,7 +207,9 @@ class Watcher:
         try:
             return await stream.next()
         except grpc.aio.AioRpcError as failure:
-            raise judge(self._channels, stream.connection, stream.metadata, failure, is_change=False) from None
+            raise judge(
+                self._channels, stream.connection, stream.metadata, failure, is_change=False
+            ) from None
         except TryAgain:
             self._channels.rotation.leave(stream.connection.endpoint)
             raise
@@ -218,10 +237,17 @@ class Watcher:
             self._channels.forget_token(stream.metadata)
         else:
             self._channels.rotation.leave(stream.connection.endpoint)
-        raise TryAgain(f"{stream.connection.endpoint.address} cancelled the watch: {answer.cancel_reason}")
+        raise TryAgain(
+            f"{stream.connection.endpoint.address} cancelled the watch: {answer.cancel_reason}"
+        )
 
     async def _pause(self, closed: asyncio.Task[bool], failure: TryAgain) -> None:
-        log.info("watch of %r broke (%s); continuing from revision %d", self._name, failure, self._revisions.next_revision)
+        log.info(
+            "watch of %r broke (%s); continuing from revision %d",
+            self._name,
+            failure,
+            self._revisions.next_revision,
+        )
         pause_s = random.uniform(0, min(_PAUSE_S_MAX, 0.02 * 2 ** min(self._failures, 10)))  # noqa: S311 - jitter
         self._failures += 1
         await asyncio.wait({closed}, timeout=pause_s)

@@ -122,7 +122,9 @@ class ConnectionAccess:
 
     def refused(self, action: str, on: str, failure: QmqError) -> None:
         """Record a refusal in the audit log that no rule decided."""
-        self._access.refused(self.caller._replace(request=str(self.request_id)), action, on, failure.message)
+        self._access.refused(
+            self.caller._replace(request=str(self.request_id)), action, on, failure.message
+        )
 
     # --- what it may do ------------------------------------------------------------------------------------------------
 
@@ -137,7 +139,9 @@ class ConnectionAccess:
     def require_produce(self, subject: bytes) -> None:
         """Called for each batch unless `is_open`: at most one lookup in a set. Raises AccessDenied, NotAuthenticated."""
         if subject not in self._subjects:
-            self._require("PRODUCE", on_subject(Operation.PRODUCE, subject.decode("utf-8", "replace")))
+            self._require(
+                "PRODUCE", on_subject(Operation.PRODUCE, subject.decode("utf-8", "replace"))
+            )
             self._subjects.add(subject)
 
     def require_producers(self, batches: list[Intake]) -> None:
@@ -282,7 +286,9 @@ class ConnectionFlow:
     def fetched(self, subject: str, messages: int, size: int) -> None:
         """Messages of `size` bytes were sent to the client. Called while there is any quota."""
         if self._throttle is not None:
-            self._rest(self._throttle.fetched(self._access.caller.principal, subject, messages, size))
+            self._rest(
+                self._throttle.fetched(self._access.caller.principal, subject, messages, size)
+            )
 
     def ended(self, *, was_admitted: bool) -> None:
         """The connection has ended."""
@@ -325,7 +331,12 @@ class ConnectionFlow:
 
     def _read_on(self, unanswered_max: int) -> None:
         """Read from the connection again, if nothing prevents it."""
-        is_held = self._is_waiting_for_turn or self._is_over_quota or self._throttled is not None or not self._stream.is_writable
+        is_held = (
+            self._is_waiting_for_turn
+            or self._is_over_quota
+            or self._throttled is not None
+            or not self._stream.is_writable
+        )
         if not is_held and self.unanswered_bytes <= unanswered_max:
             self._stream.resume_reading()
 
@@ -361,7 +372,9 @@ class Throttle:
         """Count a connection of this principal at its HELLO. Raises Overloaded; the connection then does not count."""
         quota = self._access.quota(principal)
         if quota is not None and 0 < quota.connections <= self.connections[principal]:
-            raise Overloaded(f"{principal} has {quota.connections} connections here, the limit of its quota {quota.id!r}")
+            raise Overloaded(
+                f"{principal} has {quota.connections} connections here, the limit of its quota {quota.id!r}"
+            )
         self.connections[principal] += 1
 
     def ended(self, principal: Principal) -> None:
@@ -375,7 +388,10 @@ class Throttle:
     def admit_group(self, subject: str, group: str, groups_of: GroupsOf) -> None:
         """A group begins to consume a subject. Raises QuotaExceeded."""
         quota, created = self._access.subject_quota(subject), self._access.created_with(subject)
-        by_subject, by_creator = 0 if quota is None else quota.groups, 0 if created is None else created.quota.groups
+        by_subject, by_creator = (
+            0 if quota is None else quota.groups,
+            0 if created is None else created.quota.groups,
+        )
         if not by_subject and not by_creator:
             return
         known = groups_of({subject} if created is None else created.subjects)
@@ -383,7 +399,9 @@ class Throttle:
             return
         count = sum([each == subject for each, _ in known])
         if quota is not None and 0 < by_subject <= count:
-            raise QuotaExceeded(f"subject {subject!r} has {count} groups, the limit of its quota {quota.id!r}")
+            raise QuotaExceeded(
+                f"subject {subject!r} has {count} groups, the limit of its quota {quota.id!r}"
+            )
         if created is not None and 0 < by_creator <= len(known):
             raise QuotaExceeded(
                 f"the subjects that {created.principal} created have {len(known)} groups, the limit of its quota {created.quota.id!r}"
@@ -406,7 +424,9 @@ class Throttle:
         if self._inflight[principal] <= 0:
             del self._inflight[principal]
         quota = self._access.quota(principal)
-        if principal in self._held and (quota is None or self._inflight[principal] <= quota.inflight_bytes // 2):
+        if principal in self._held and (
+            quota is None or self._inflight[principal] <= quota.inflight_bytes // 2
+        ):
             for reader in self._held.pop(principal):
                 reader.read_on()
 
@@ -414,14 +434,27 @@ class Throttle:
 
     def produced(self, principal: Principal, batches: Sequence[Intake]) -> float:
         """Count a PRODUCE. Returns for how many seconds its connection must not be read from."""
-        size, messages = sum([len(each.region) for each in batches]), sum([each.header.count for each in batches])
+        size, messages = (
+            sum([len(each.region) for each in batches]),
+            sum([each.header.count for each in batches]),
+        )
         owed_s = self._taken(principal, self._access.quota(principal), size, messages)
         for each in batches:
             subject = each.queue.id.subject
-            owed_s = max(owed_s, self._taken(subject, self._access.subject_quota(subject), len(each.region), each.header.count))
+            owed_s = max(
+                owed_s,
+                self._taken(
+                    subject,
+                    self._access.subject_quota(subject),
+                    len(each.region),
+                    each.header.count,
+                ),
+            )
             for together in self._access.namespace_quotas(subject):
                 who = f"{together.principal} {together.id}"
-                owed_s = max(owed_s, self._taken(who, together, len(each.region), each.header.count))
+                owed_s = max(
+                    owed_s, self._taken(who, together, len(each.region), each.header.count)
+                )
         return self._pause(owed_s)
 
     def _taken(self, who: Principal | str, quota: Quota | None, size: int, messages: int) -> float:
@@ -433,7 +466,12 @@ class Throttle:
     def fetched(self, principal: Principal, subject: str, messages: int, size: int) -> float:
         """Count messages that were sent to a consumer. Returns for how many seconds its connection must not be read from."""
         by_principal = self._given(principal, self._access.quota(principal), size, messages)
-        return self._pause(max(by_principal, self._given(subject, self._access.subject_quota(subject), size, messages)))
+        return self._pause(
+            max(
+                by_principal,
+                self._given(subject, self._access.subject_quota(subject), size, messages),
+            )
+        )
 
     def _given(self, who: Principal | str, quota: Quota | None, size: int, messages: int) -> float:
         if quota is None:
@@ -467,7 +505,12 @@ class RoundBudget:
         bytes_max: int = ROUND_BYTES_MAX,
         small_bytes: int = SMALL_BYTES,
     ) -> None:
-        self._call_soon, self._turns, self._bytes_max, self._small_bytes = call_soon, turns, bytes_max, small_bytes
+        self._call_soon, self._turns, self._bytes_max, self._small_bytes = (
+            call_soon,
+            turns,
+            bytes_max,
+            small_bytes,
+        )
         self._bytes = self._turn = 0
         self._is_planned = False
         self._waiting: deque[tuple[ConnectionFlow, int]] = deque()

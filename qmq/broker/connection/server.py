@@ -68,8 +68,14 @@ class StallWatch:
         """Whether the connection must end now. While the broker does not read from the peer, the peer's silence does not count."""
         may_send = found.reader.awaits_rest and found.is_reading
         has_unread = found.unsent_bytes > 0
-        self._unsent_looks = self._unsent_looks + 1 if may_send and found.received_bytes == self._received_bytes else 0
-        self._unread_looks = self._unread_looks + 1 if has_unread and found.taken_bytes == self._taken_bytes else 0
+        self._unsent_looks = (
+            self._unsent_looks + 1
+            if may_send and found.received_bytes == self._received_bytes
+            else 0
+        )
+        self._unread_looks = (
+            self._unread_looks + 1 if has_unread and found.taken_bytes == self._taken_bytes else 0
+        )
         self._received_bytes, self._taken_bytes = found.received_bytes, found.taken_bytes
         if self._unread_looks >= LOOKS:
             return Ending.ABORT
@@ -150,13 +156,24 @@ class DataConnection(Flushable):
         self._patience = StallWatch()
         self.access = ConnectionAccess(broker.access, shared.owners)
         self._flow = ConnectionFlow(
-            self.stream, self.access, broker.loop.call_later, limits.INFLIGHT_BYTES_MAX, shared.budget, shared.throttle
+            self.stream,
+            self.access,
+            broker.loop.call_later,
+            limits.INFLIGHT_BYTES_MAX,
+            shared.budget,
+            shared.throttle,
         )
 
     def _made(self) -> None:
-        peer = self.stream.transport.get_extra_info("peername") if self.stream.transport is not None else None
+        peer = (
+            self.stream.transport.get_extra_info("peername")
+            if self.stream.transport is not None
+            else None
+        )
         if self._strangers is not None:
-            self._strangers.came(self, str(peer[0]) if isinstance(peer, tuple) else UNIX_PEER, self.stream.abort)
+            self._strangers.came(
+                self, str(peer[0]) if isinstance(peer, tuple) else UNIX_PEER, self.stream.abort
+            )
 
     def _is_known(self) -> None:
         """The peer has said who it is."""
@@ -221,7 +238,9 @@ class DataConnection(Flushable):
                     self.access.request_id = each.request_id
                     handle = HANDLERS.get(each.kind)
                     if handle is None:
-                        raise ProtocolViolation(f"a client does not send frames of kind {each.kind}")
+                        raise ProtocolViolation(
+                            f"a client does not send frames of kind {each.kind}"
+                        )
                     if each.kind in _ACTING:
                         self._broker.require_action_room()
                     handle(self, each)
@@ -244,7 +263,11 @@ class DataConnection(Flushable):
         elif isinstance(failure, OSError | AssertionError):
             self._broker.fatal(failure)
         else:
-            log.error("handling a frame of kind %d failed; its connection is closed", kind, exc_info=failure)
+            log.error(
+                "handling a frame of kind %d failed; its connection is closed",
+                kind,
+                exc_info=failure,
+            )
             self.stream.close()
             return False
         return True
@@ -273,7 +296,9 @@ class DataConnection(Flushable):
             raise ProtocolViolation(f"the first frame must be HELLO, not kind {each.kind}")
         hello = wire.Hello.unpack(each.payload)
         if hello.version != wire.PROTOCOL_VERSION:
-            raise ProtocolViolation(f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}")
+            raise ProtocolViolation(
+                f"this broker speaks version {wire.PROTOCOL_VERSION}, the client {hello.version}"
+            )
         self.client = check_client(hello.client)
         self._own().require(ServerName.unpack(hello.server))
         self.access.greet(self.stream.transport, hello.token)
@@ -328,7 +353,9 @@ class DataConnection(Flushable):
             is_fast=each.kind == FrameKind.PRODUCE_FAST,
             awaits_flush=each.kind == FrameKind.PRODUCE_FLUSHED,
             find_queue=None if is_open else self._find_queue,
-            admit=self.access.require_producers if not is_open and broker.access.is_enforced else None,
+            admit=self.access.require_producers
+            if not is_open and broker.access.is_enforced
+            else None,
         )
         if broker.access.has_quotas:
             self._flow.produced(each.request_id, size, took)
@@ -345,7 +372,9 @@ class DataConnection(Flushable):
         return broker.dispatch
 
     def _pull(self, each: Frame) -> None:
-        self._consuming().pull(self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms)
+        self._consuming().pull(
+            self, each.request_id, wire.unpack_pull(each.payload), each.deadline_ms
+        )
 
     def _settle(self, each: Frame) -> None:
         if each.deadline_ms:
@@ -397,11 +426,16 @@ class DataConnection(Flushable):
     def _groups_of(self, subjects: Collection[str]) -> set[tuple[str, str]]:
         queues = self._broker.store.queues.values()
         return {
-            (each.id.subject, base_group(group)) for each in queues if each.id.subject in subjects for group in (*each.shares, *each.lanes)
+            (each.id.subject, base_group(group))
+            for each in queues
+            if each.id.subject in subjects
+            for group in (*each.shares, *each.lanes)
         }
 
     def _lane_pull(self, each: Frame) -> None:
-        self._lanes().pull(self, each.request_id, wire.unpack_lane_pull(each.payload), each.deadline_ms)
+        self._lanes().pull(
+            self, each.request_id, wire.unpack_lane_pull(each.payload), each.deadline_ms
+        )
 
     def _lane_settle(self, each: Frame) -> None:
         if each.deadline_ms:
@@ -495,12 +529,18 @@ class DataConnection(Flushable):
             log.info("connection of %r aborted: it does not read its answers", self.client)
             self.stream.abort()
         elif ending is Ending.CLOSE:
-            self._violated(ProtocolViolation("the rest of a frame did not arrive in time: send the frame again on a new connection"))
+            self._violated(
+                ProtocolViolation(
+                    "the rest of a frame did not arrive in time: send the frame again on a new connection"
+                )
+            )
             self.stream.close()
 
     def end_for_memory(self) -> None:
         """Too much memory is in incomplete frames, and this connection's frame has been without progress for longest."""
-        failure = Overloaded("the broker has too many incomplete frames: send this one again on a new connection")
+        failure = Overloaded(
+            "the broker has too many incomplete frames: send this one again on a new connection"
+        )
         log.info("connection of %r closed: %s", self.client, failure)
         self.stream.put(frames.frame(FrameKind.ERROR, 0, wire.pack_error(failure)))
         self.stream.close()
@@ -511,7 +551,14 @@ class DataConnection(Flushable):
 
 
 _ACTING: Final = frozenset(
-    {FrameKind.ATTACH, FrameKind.PULL, FrameKind.SETTLE, FrameKind.LANE_ATTACH, FrameKind.LANE_PULL, FrameKind.LANE_SETTLE}
+    {
+        FrameKind.ATTACH,
+        FrameKind.PULL,
+        FrameKind.SETTLE,
+        FrameKind.LANE_ATTACH,
+        FrameKind.LANE_PULL,
+        FrameKind.LANE_SETTLE,
+    }
 )
 """Requests that add actions. Heartbeats add none, and those of DETACH are bounded by the sessions."""
 HANDLERS: Final[dict[int, Callable[[DataConnection, Frame], None]]] = {
@@ -545,11 +592,19 @@ STRANGERS_MIN: Final = 16
 class DataServer:
     """Accepts connections for a broker."""
 
-    def __init__(self, broker: Broker, network: Network = NETWORK, descriptors: int | None = None, own: NameSource = any_server) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        network: Network = NETWORK,
+        descriptors: int | None = None,
+        own: NameSource = any_server,
+    ) -> None:
         """`own` returns the name of this replica."""
         self._broker = broker
         self._own = own
-        self._connections_max = connections_max(broker.config.connections_max, descriptors or limit())
+        self._connections_max = connections_max(
+            broker.config.connections_max, descriptors or limit()
+        )
         self._network = network
         self.throttle = Throttle(broker.access, broker.loop.time)
         self.partial = PartialFrames(broker.config.partial_frames_bytes_max, self._exceeded)
@@ -560,7 +615,10 @@ class DataServer:
             self.partial,
             RoundBudget(broker.loop.call_soon, lambda: broker.turns.count),
             self.throttle,
-            strangers=Strangers(StrangerBounds(places, time_s=broker.config.hello_timeout_ms / 1000), broker.loop.time),
+            strangers=Strangers(
+                StrangerBounds(places, time_s=broker.config.hello_timeout_ms / 1000),
+                broker.loop.time,
+            ),
         )
         self._listener: ServerListener | None = None
         self._handshakes = RateMeter(broker.config.handshakes_per_s, broker.loop.time())
@@ -616,7 +674,9 @@ class DataServer:
             self._end(connection, FrameStream.close)
 
     def _exceeded(self, reader: Hashable) -> None:
-        asyncio.get_running_loop().call_soon(self._end_reader, reader)  # not while another connection receives
+        asyncio.get_running_loop().call_soon(
+            self._end_reader, reader
+        )  # not while another connection receives
 
     def _end_reader(self, reader: Hashable) -> None:
         for connection in list(self.open_connections):

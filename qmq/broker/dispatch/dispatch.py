@@ -30,11 +30,37 @@ from qmq.broker.dispatch.pull import (
     put_back,
     readable_messages,
 )
-from qmq.broker.dispatch.sessions import CheckTimes, HeldAnswer, Peer, QueueGroup, QueueGroups, Session, Waiter, Wanted
+from qmq.broker.dispatch.sessions import (
+    CheckTimes,
+    HeldAnswer,
+    Peer,
+    QueueGroup,
+    QueueGroups,
+    Session,
+    Waiter,
+    Wanted,
+)
 from qmq.broker.parts import ServingBroker
 from qmq.broker.reading.cold_reads import ColdReads
-from qmq.errors import InvalidArgument, LogDamaged, OrderMismatch, Overloaded, QmqError, UnknownConsumer
-from qmq.log.actions import Begin, Cause, Forget, Join, Leave, PullAction, Reset, Return, SettleAction
+from qmq.errors import (
+    InvalidArgument,
+    LogDamaged,
+    OrderMismatch,
+    Overloaded,
+    QmqError,
+    UnknownConsumer,
+)
+from qmq.log.actions import (
+    Begin,
+    Cause,
+    Forget,
+    Join,
+    Leave,
+    PullAction,
+    Reset,
+    Return,
+    SettleAction,
+)
 from qmq.log.queue import Queue
 from qmq.log.reading import ColdRead
 from qmq.model import BROADCAST, GroupSettings, base_group, check_group, check_name, is_dead_letters
@@ -81,7 +107,9 @@ class Dispatch:
         self._leases: CheckTimes[QueueGroup] = CheckTimes()
         """When a lease in each group may end."""
         self.dead_letters = DeadLetterWriter(broker)
-        self._cold_reads = ColdReads(broker.store, broker.loop, self.wake, recent_bytes=broker.config.recent_bytes)
+        self._cold_reads = ColdReads(
+            broker.store, broker.loop, self.wake, recent_bytes=broker.config.recent_bytes
+        )
         for queue in broker.store.queues.values():
             for group in queue.shares:
                 state = self.groups.state(queue, group)
@@ -95,7 +123,9 @@ class Dispatch:
         _check_attach(request)
         queue = self._subjects.find_queue(request.subject.encode(), request.partition).queue
         if queue.is_ordered:
-            raise OrderMismatch(f"subject {request.subject!r} is ordered: consume it with mq.ordered_consumer")
+            raise OrderMismatch(
+                f"subject {request.subject!r} is ordered: consume it with mq.ordered_consumer"
+            )
         if request.start == wire.RESUME and not _can_resume(queue, request):
             return wire.Attached(0, self._lease_ms(request.lease_ms), 0, 0)
         self.groups.require_room(peer, queue.shares.get(request.group), request.consumer)
@@ -112,17 +142,34 @@ class Dispatch:
         is_resumed = is_known and holder is not None and request.received < holder.next_pull
         if not is_resumed:
             self._put_back(state, request.consumer, Cause.AGAIN)
-            self._store.act(Join(*names, request.consumer, request.incarnation, self._lease_ms(request.lease_ms), request.received))
+            self._store.act(
+                Join(
+                    *names,
+                    request.consumer,
+                    request.incarnation,
+                    self._lease_ms(request.lease_ms),
+                    request.received,
+                )
+            )
         elif holder is not None and request.received + 1 < holder.next_pull:
             self._store.act(Return(*names, request.consumer, request.received))
         state.seen_ms[request.consumer] = now_ms = self._clock.monotonic_ms()
         self._leases.at(state, now_ms + self._lease_ms(request.lease_ms) + 1)
-        session = self.groups.attach(peer, state, request.consumer, TagFilter.of(request.tags_any, request.tags_all))
+        session = self.groups.attach(
+            peer, state, request.consumer, TagFilter.of(request.tags_any, request.tags_all)
+        )
         self.wake(state)
         self._broker.schedule()
         holder = state.share.holders[request.consumer]
         attempts_max = self._settings(state).attempts_max
-        return wire.Attached(session.number, self._lease_ms(holder.lease_ms), holder.next_pull, int(is_resumed), attempts_max, knows_kept=1)
+        return wire.Attached(
+            session.number,
+            self._lease_ms(holder.lease_ms),
+            holder.next_pull,
+            int(is_resumed),
+            attempts_max,
+            knows_kept=1,
+        )
 
     def _lease_ms(self, asked_ms: int) -> int:
         """The granted lease; a lease from an older version may be longer."""
@@ -141,9 +188,16 @@ class Dispatch:
         """Answer a PULL now, or when there are messages; waiting needs no turn. Raises UnknownConsumer, MessagesExpired, LogDamaged."""
         session = self._session(request.session, peer)
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX:
-            raise InvalidArgument(f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not {request.messages_max}")
-        if sum([each.session is session for each in session.group.waiters]) >= limits.SESSION_PULLS_MAX:
-            raise Overloaded(f"{limits.SESSION_PULLS_MAX} pulls of this session are already waiting: wait for their answers")
+            raise InvalidArgument(
+                f"messages_max of a pull is 1 to {limits.PULL_MESSAGES_MAX}, not {request.messages_max}"
+            )
+        if (
+            sum([each.session is session for each in session.group.waiters])
+            >= limits.SESSION_PULLS_MAX
+        ):
+            raise Overloaded(
+                f"{limits.SESSION_PULLS_MAX} pulls of this session are already waiting: wait for their answers"
+            )
         wait_ms = min(request.wait_ms, limits.WAIT_MS_MAX, deadline_ms or limits.WAIT_MS_MAX)
         until = self._clock.monotonic_ms() + wait_ms
         bytes_max = min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX)
@@ -222,7 +276,9 @@ class Dispatch:
         room_bytes = session.outstanding.room(holder, queue.index)
         if room <= 0 or room_bytes <= 0 or not session.peer.is_writable:
             return Served.BLOCKED
-        if self._rules.is_paused(queue.id.subject, state.name, session.consumer, session.peer.client):
+        if self._rules.is_paused(
+            queue.id.subject, state.name, session.consumer, session.peer.client
+        ):
             return Served.BLOCKED
         if share.next_sequence >= queue.visible_sequence and not share.requeued:
             return Served.NOT
@@ -243,7 +299,15 @@ class Dispatch:
             ranges, buffers, batches = lay_out(self._store, queue, found, waiter.kept)
         first = holder.next_pull
         queue_id = queue.id
-        self._store.act(PullAction(queue_id.subject, queue_id.partition, state.name, session.consumer, tuple(found.pulled)))
+        self._store.act(
+            PullAction(
+                queue_id.subject,
+                queue_id.partition,
+                state.name,
+                session.consumer,
+                tuple(found.pulled),
+            )
+        )
         state.filtered += found.filtered
         state.counters.filtered += found.filtered
         if not ranges:
@@ -253,7 +317,9 @@ class Dispatch:
             return Served.NOT
         head = wire.pack_delivery(session.number, first, ranges, batches)
         size = len(head) + sum(map(len, buffers))
-        session.peer.send(frames.header(FrameKind.MESSAGES, waiter.request_id, size) + head, *buffers)
+        session.peer.send(
+            frames.header(FrameKind.MESSAGES, waiter.request_id, size) + head, *buffers
+        )
         session.peer.delivered(queue_id.subject, found.messages, size)
         session.outstanding.handed(found.bytes)
         state.counters.handed_out(found.messages, found.bytes, found.retried)
@@ -263,13 +329,24 @@ class Dispatch:
     def _found(self, session: Session, messages_max: int, bytes_max: int) -> PullResult:
         """The result of this consumer's next pull."""
         state, now_ms = session.group, self._clock.time_ms()
-        return collect(self._store, state.reader, state.name, state.share, session.tags, messages_max, bytes_max, now_ms)
+        return collect(
+            self._store,
+            state.reader,
+            state.name,
+            state.share,
+            session.tags,
+            messages_max,
+            bytes_max,
+            now_ms,
+        )
 
     def _answer_empty(self, waiter: Waiter) -> None:
         head = wire.pack_delivery(waiter.session.number, 0, [], 0)
         waiter.session.peer.send(frames.frame(FrameKind.MESSAGES, waiter.request_id, head))
 
-    def settle(self, peer: Peer, request_id: int, number: int, settlements: list[wire.Settlement]) -> None:
+    def settle(
+        self, peer: Peer, request_id: int, number: int, settlements: list[wire.Settlement]
+    ) -> None:
         """Record a consumer's verdicts; the answer is sent when they are as safe as a message. Raises UnknownConsumer."""
         session = self._session(number, peer)
         state = session.group
@@ -278,22 +355,30 @@ class Dispatch:
         asked, has_later, has_failed = 0, False, False
         for first, last, verdict, *_ in settlements:
             if first < 0 or last < first:
-                raise InvalidArgument("a settlement's first pull sequence must not be above its last, and neither may be negative")
+                raise InvalidArgument(
+                    "a settlement's first pull sequence must not be above its last, and neither may be negative"
+                )
             asked += last - first + 1
             has_later = has_later or last >= handed_out
             has_failed = has_failed or verdict in _FAILED
         if has_later:
-            raise InvalidArgument(f"pull sequences before {handed_out} were handed out, but the settlement names later ones")
+            raise InvalidArgument(
+                f"pull sequences before {handed_out} were handed out, but the settlement names later ones"
+            )
         if has_failed:
             can_die = not is_dead_letters(state.queue.id.subject)
             held = holder.held if holder else ()
-            decided = decide(held, settlements, self._settings(state), self._failures(state), can_die=can_die)
+            decided = decide(
+                held, settlements, self._settings(state), self._failures(state), can_die=can_die
+            )
             settled = self._act_settled(state, session.consumer, decided, Cause.VERDICT)
         else:
             kept = tuple([each[:4] for each in settlements])
             settled = self._act_settled(state, session.consumer, Decided(kept), Cause.VERDICT)
         state.counters.settled(settlements, asked - settled)
-        answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(settled, asked - settled))
+        answer = frames.frame(
+            FrameKind.SETTLED, request_id, wire.pack_settled(settled, asked - settled)
+        )
         self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         if state.waiters:
             self.to_wake[id(state)] = state
@@ -325,7 +410,9 @@ class Dispatch:
         holder = state.share.holders.get(consumer)
         begun = state.begun.get(consumer, Begun())
         if holder is not None and holder.held:
-            decided = put_back(holder.held, begun.__contains__, self._settings(state), self._failures(state))
+            decided = put_back(
+                holder.held, begun.__contains__, self._settings(state), self._failures(state)
+            )
             self._act_settled(state, consumer, decided, cause)
         state.begun.pop(consumer, None)
 
@@ -355,7 +442,15 @@ class Dispatch:
         received = max(received, -1)
         if holder is not None and received + 1 < holder.next_pull:
             queue_id = session.group.queue.id
-            self._store.act(Return(queue_id.subject, queue_id.partition, session.group.name, session.consumer, received))
+            self._store.act(
+                Return(
+                    queue_id.subject,
+                    queue_id.partition,
+                    session.group.name,
+                    session.consumer,
+                    received,
+                )
+            )
         self._leave(session.group, session.consumer, expired=False)
 
     def _leave(self, state: QueueGroup, consumer: str, *, expired: bool) -> None:
@@ -404,7 +499,9 @@ class Dispatch:
     def _look(self, state: QueueGroup, now_ms: int) -> None:
         """Check a group for consumers whose lease has ended."""
         for consumer in state.expired(now_ms):
-            log.info("consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id)
+            log.info(
+                "consumer %s of group %s lost its lease on %s", consumer, state.name, state.queue.id
+            )
             state.counters.leases_lost += 1
             self._leave(state, consumer, expired=True)
         if state.share.holders:
@@ -425,7 +522,11 @@ class Dispatch:
         elif now_ms - state.idle_since_ms < self._config.broadcast_idle_ms:
             self._leases.at(state, state.idle_since_ms + self._config.broadcast_idle_ms)
         else:
-            log.info("consumer %s of a broadcast group has not read %s for too long: its progress is deleted", state.name, state.queue.id)
+            log.info(
+                "consumer %s of a broadcast group has not read %s for too long: its progress is deleted",
+                state.name,
+                state.queue.id,
+            )
             self.forget(state)
 
     def forget(self, state: QueueGroup) -> None:
@@ -481,7 +582,11 @@ def _can_resume(queue: Queue, request: wire.Attach) -> bool:
     """Whether the consumer still holds what it had received."""
     share = queue.shares.get(request.group)
     holder = share.holders.get(request.consumer) if share is not None else None
-    return holder is not None and holder.incarnation == request.incarnation and request.received < holder.next_pull
+    return (
+        holder is not None
+        and holder.incarnation == request.incarnation
+        and request.received < holder.next_pull
+    )
 
 
 def _check_attach(request: wire.Attach) -> None:
@@ -489,12 +594,18 @@ def _check_attach(request: wire.Attach) -> None:
     check_group(request.group)
     check_name("consumer", request.consumer)
     if BROADCAST in request.group and not request.group.endswith(BROADCAST + request.consumer):
-        raise InvalidArgument(f"{request.group!r} belongs to another consumer of the broadcast group, not to {request.consumer!r}")
+        raise InvalidArgument(
+            f"{request.group!r} belongs to another consumer of the broadcast group, not to {request.consumer!r}"
+        )
     check_name("incarnation", request.incarnation)
     if request.start not in ("earliest", "latest", wire.RESUME):
-        raise InvalidArgument(f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start[: limits.ERROR_VALUE_CHARS_MAX]!r}")
+        raise InvalidArgument(
+            f"start is 'earliest', 'latest' or '{wire.RESUME}', not {request.start[: limits.ERROR_VALUE_CHARS_MAX]!r}"
+        )
     if not LEASE_MS_MIN <= request.lease_ms <= LEASE_MS_MAX:
-        raise InvalidArgument(f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {request.lease_ms}")
+        raise InvalidArgument(
+            f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {request.lease_ms}"
+        )
     check_tags([*request.tags_any, *request.tags_all])
     if not -1 <= request.received < 1 << 62:
         raise InvalidArgument(f"received is a pull sequence or -1, not {request.received}")

@@ -32,7 +32,13 @@ from qmq_ordering.routes import LpRange
 
 from qmq import limits
 from qmq.broker.config import GRANTED_LEASE_MS_MAX, LEASE_MS_MAX, LEASE_MS_MIN
-from qmq.broker.dispatch.pull import BatchReader, PulledRange, PullResult, lay_out, readable_messages
+from qmq.broker.dispatch.pull import (
+    BatchReader,
+    PulledRange,
+    PullResult,
+    lay_out,
+    readable_messages,
+)
 from qmq.broker.dispatch.sessions import CheckTimes, HeldAnswer, Peer
 from qmq.broker.metrics import GroupCounters
 from qmq.broker.parts import ServingBroker
@@ -81,7 +87,9 @@ class LaneRange:
 class LaneResultReader:
     """Reads one lane forward, and remembers its place in the index."""
 
-    def __init__(self, store: Store, queue: Queue, share: GroupLaneState, lps: LpRange, whole: LpRange) -> None:
+    def __init__(
+        self, store: Store, queue: Queue, share: GroupLaneState, lps: LpRange, whole: LpRange
+    ) -> None:
         self._store, self._queue, self._share = store, queue, share
         self._lps = lps
         self._is_whole = lps == whole
@@ -103,7 +111,11 @@ class LaneResultReader:
             if queue.sealed is not None and entry.base_sequence == queue.sealed.sequence:
                 found.next_sequence, found.is_end = entry.next_sequence, True
                 break
-            if found.delivery.messages >= messages_max or found.delivery.bytes >= bytes_max or read >= _READ_BYTES_MAX:
+            if (
+                found.delivery.messages >= messages_max
+                or found.delivery.bytes >= bytes_max
+                or read >= _READ_BYTES_MAX
+            ):
                 break
             is_all = self._is_all(entry, found.next_sequence)
             read += 0 if is_all else entry.total_bytes
@@ -124,7 +136,9 @@ class LaneResultReader:
         first = max(sequence, entry.base_sequence)
         return all(each.has_none_done(first, entry.next_sequence) for each in self._share.progress)
 
-    def _take(self, entry: IndexEntry, found: LaneRange, messages_max: int, *, is_all: bool) -> None:
+    def _take(
+        self, entry: IndexEntry, found: LaneRange, messages_max: int, *, is_all: bool
+    ) -> None:
         """Add what the pull gets of a batch."""
         first = max(found.next_sequence, entry.base_sequence)
         if is_all:
@@ -168,7 +182,9 @@ class LaneResultReader:
         mask[: first - base] = False
         return mask
 
-    def _by_attempt(self, begin: int, end: int, failed: list[int]) -> Iterator[tuple[int, int, int]]:
+    def _by_attempt(
+        self, begin: int, end: int, failed: list[int]
+    ) -> Iterator[tuple[int, int, int]]:
         """A run, cut so that each message that failed before is separate. `failed` are ascending."""
         failures = self._share.failures
         mine = failed[bisect_left(failed, begin) : bisect_left(failed, end)]
@@ -270,26 +286,40 @@ class Lanes:
         """
         lps = _check_attach(request)
         if len(self._by_peer.get(peer, ())) >= limits.CONNECTION_SESSIONS_MAX:
-            raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} lanes, the limit: use several clients")
+            raise Overloaded(
+                f"this connection reads {limits.CONNECTION_SESSIONS_MAX} lanes, the limit: use several clients"
+            )
         queue, whole = self._find(request, lps)
         share = self.share(queue, request.group, whole)
         mine, others = _divide(share.holders_of(lps), request)
         if others:
             names = ", ".join(sorted({each.consumer for each in others}))
-            raise LaneHeld(f"{names} of group {request.group!r} still holds part of {lps} of {queue.id}: try again soon")
+            raise LaneHeld(
+                f"{names} of group {request.group!r} still holds part of {lps} of {queue.id}: try again soon"
+            )
         parked = [key.hex() for key in share.parked_in(lps)]
         if sum(map(len, parked)) > limits.ANSWER_BYTES_MAX - limits.MIB:
-            raise Overloaded(f"group {request.group!r} has parked too many keys of {queue.id} for one answer: {_REPLAY}")
-        kept = next((each for each in mine if each.token == request.token and each.lps == lps), None)
+            raise Overloaded(
+                f"group {request.group!r} has parked too many keys of {queue.id} for one answer: {_REPLAY}"
+            )
+        kept = next(
+            (each for each in mine if each.token == request.token and each.lps == lps), None
+        )
         token = kept.token if kept is not None else self._grant(queue, request, mine)
         self._seen_ms[id(queue), request.group, token] = now_ms = self._clock.monotonic_ms()
         self._leases.at(queue, now_ms + self._lease_ms(request.lease_ms) + 1)
-        session = self._open(peer, queue, request, token, LaneResultReader(self._store, queue, share, lps, whole))
+        session = self._open(
+            peer, queue, request, token, LaneResultReader(self._store, queue, share, lps, whole)
+        )
         lease_ms = self._lease_ms(kept.lease_ms if kept is not None else request.lease_ms)
-        attached = wire.LaneAttached(session.number, token, lease_ms, share.position(lps), int(kept is not None), parked)
+        attached = wire.LaneAttached(
+            session.number, token, lease_ms, share.position(lps), int(kept is not None), parked
+        )
         answer = frames.frame(FrameKind.LANE_ATTACHED, request_id, attached.pack())
         if kept is not None:
-            peer.send(answer)  # the consumer had the token from an answer like this one: it is committed
+            peer.send(
+                answer
+            )  # the consumer had the token from an answer like this one: it is committed
         else:
             self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         self._broker.schedule()
@@ -297,16 +327,22 @@ class Lanes:
     def _find(self, request: wire.LaneAttach, lps: LpRange) -> tuple[Queue, LpRange]:
         config = self._subjects.settings(request.subject)
         if config.order is Order.NONE:
-            raise OrderMismatch(f"subject {request.subject!r} is not ordered: consume it with mq.consumer")
+            raise OrderMismatch(
+                f"subject {request.subject!r} is not ordered: consume it with mq.consumer"
+            )
         routing = self._routing
         found = routing.partition(request.subject, request.partition)
-        if found is None or not routing.is_open(request.subject, request.group, request.partition, lps, request.version):
+        if found is None or not routing.is_open(
+            request.subject, request.group, request.partition, lps, request.version
+        ):
             raise LaneNotOpen(
                 f"{lps} of partition {request.partition} of {request.subject!r} is not open for group {request.group!r} "
                 f"in version {request.version}, as far as {self._config.name} knows"
             )
         try:
-            return self._subjects.find_queue(request.subject.encode(), request.partition).queue, found.range
+            return self._subjects.find_queue(
+                request.subject.encode(), request.partition
+            ).queue, found.range
         except RouteChanged as failure:
             raise LaneNotOpen(failure.message) from failure
 
@@ -323,7 +359,9 @@ class Lanes:
                     queue.id,
                     start,
                 )
-            self._store.act(LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, start, start))
+            self._store.act(
+                LaneBegin(queue.id.subject, queue.id.partition, group, "", *whole, start, start)
+            )
             share = queue.lanes[group]
         return share
 
@@ -348,14 +386,32 @@ class Lanes:
         """The granted lease. One granted by an older version may be longer."""
         return min(asked_ms, GRANTED_LEASE_MS_MAX)
 
-    def _open(self, peer: Peer, queue: Queue, request: wire.LaneAttach, token: int, reader: LaneResultReader) -> LaneSession:
+    def _open(
+        self,
+        peer: Peer,
+        queue: Queue,
+        request: wire.LaneAttach,
+        token: int,
+        reader: LaneResultReader,
+    ) -> LaneSession:
         group = request.group
-        for old in [each for each in self._of_queue(queue) if each.group == group and each.token == token]:
+        for old in [
+            each for each in self._of_queue(queue) if each.group == group and each.token == token
+        ]:
             self._close(old, LaneLost("the consumer attached again elsewhere"))
         session = LaneSession(
-            self._next_session, peer, queue, group, request.consumer, token, reader, self._counters.group(queue.id.subject, group)
+            self._next_session,
+            peer,
+            queue,
+            group,
+            request.consumer,
+            token,
+            reader,
+            self._counters.group(queue.id.subject, group),
         )
-        self._next_session = self._next_session + 1 if self._next_session < 0xFFFF_FFFF else FIRST_SESSION
+        self._next_session = (
+            self._next_session + 1 if self._next_session < 0xFFFF_FFFF else FIRST_SESSION
+        )
         self.sessions[session.number] = session
         self._by_peer.setdefault(peer, {})[session.number] = session
         self.by_queue.setdefault(id(queue), {})[session.number] = session
@@ -384,13 +440,19 @@ class Lanes:
         """
         session, _ = self._held(request.session, request.token, peer)
         if not 0 < request.messages_max <= limits.PULL_MESSAGES_MAX or request.sequence < 0:
-            raise InvalidArgument(f"a pull is for 1 to {limits.PULL_MESSAGES_MAX} messages from a sequence on, not {request}")
+            raise InvalidArgument(
+                f"a pull is for 1 to {limits.PULL_MESSAGES_MAX} messages from a sequence on, not {request}"
+            )
         if session.waiting is not None:
             raise InvalidArgument(f"a pull of lane session {session.number} is under way already")
         wait_ms = min(request.wait_ms, IDLE_MS, deadline_ms or limits.WAIT_MS_MAX)
         until = self._clock.monotonic_ms() + wait_ms
         session.waiting = LanePuller(
-            request_id, request.sequence, request.messages_max, min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX), until
+            request_id,
+            request.sequence,
+            request.messages_max,
+            min(max(request.bytes_max, 1), limits.PULL_BYTES_MAX),
+            until,
         )
         self._late_pulls.at(session, until)
         self._wake(session)
@@ -402,7 +464,9 @@ class Lanes:
         waiting, peer = session.waiting, session.peer
         if waiting is None or self._broker.is_paused or not peer.is_writable:
             return
-        if self._rules.is_paused(session.queue.id.subject, session.group, session.consumer, peer.client):
+        if self._rules.is_paused(
+            session.queue.id.subject, session.group, session.consumer, peer.client
+        ):
             return
         if session.queue.lanes[session.group].is_full:
             return
@@ -428,9 +492,13 @@ class Lanes:
                 self._broker.answer_error(session.peer, waiting.request_id, failure)
             return
         session.waiting = None
-        head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, found.next_sequence, found.is_end, ranges, batches))
+        head = wire.pack_lane_delivery(
+            wire.LaneDelivery(session.number, found.next_sequence, found.is_end, ranges, batches)
+        )
         size = len(head) + sum(map(len, buffers))
-        session.peer.send(frames.header(FrameKind.LANE_MESSAGES, waiting.request_id, size) + head, *buffers)
+        session.peer.send(
+            frames.header(FrameKind.LANE_MESSAGES, waiting.request_id, size) + head, *buffers
+        )
         session.peer.delivered(session.queue.id.subject, found.delivery.messages, size)
         session.counters.handed_out(found.delivery.messages, found.delivery.bytes, 0)
         self._broker.schedule()
@@ -447,12 +515,21 @@ class Lanes:
         """Answer without messages. The answer says up to where all messages count as done."""
         waiting, session.waiting = session.waiting, None
         if waiting is not None:
-            head = wire.pack_lane_delivery(wire.LaneDelivery(session.number, waiting.sequence, False, [], 0))
+            head = wire.pack_lane_delivery(
+                wire.LaneDelivery(session.number, waiting.sequence, False, [], 0)
+            )
             session.peer.send(frames.frame(FrameKind.LANE_MESSAGES, waiting.request_id, head))
 
     # --- settling ------------------------------------------------------------------------------------------------------
 
-    def settle(self, peer: Peer, request_id: int, number: int, token: int, settlements: list[wire.LaneSettlement]) -> None:
+    def settle(
+        self,
+        peer: Peer,
+        request_id: int,
+        number: int,
+        token: int,
+        settlements: list[wire.LaneSettlement],
+    ) -> None:
         """Record verdicts; the answer is sent when they are committed.
 
         Raises LaneLost, UnknownConsumer, InvalidArgument, LogDamaged, ColdRead; then nothing was recorded.
@@ -460,14 +537,22 @@ class Lanes:
         session, holder = self._held(number, token, peer)
         queue = session.queue
         if any(not 0 <= each.first <= each.last < queue.visible_sequence for each in settlements):
-            raise InvalidArgument(f"a settlement must name sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last")
+            raise InvalidArgument(
+                f"a settlement must name sequences 0 to {queue.visible_sequence - 1} of {queue.id}, first to last"
+            )
         names = (queue.id.subject, queue.id.partition, session.group, holder.consumer, token)
         share = queue.lanes[session.group]
-        keys = self._keys_at(queue, [each.first for each in settlements if each.verdict == LaneVerdict.PARKED])
+        keys = self._keys_at(
+            queue, [each.first for each in settlements if each.verdict == LaneVerdict.PARKED]
+        )
         if keys and share.parked_bytes + share.more_bytes(keys.values()) > 2 * PARKED_BYTES_MAX:
-            raise Overloaded(f"group {session.group!r} has parked too many messages of {queue.id}: {_REPLAY}")
+            raise Overloaded(
+                f"group {session.group!r} has parked too many messages of {queue.id}: {_REPLAY}"
+            )
         was_full, act = share.is_full, self._store.act
-        done = tuple([(each.first, each.last) for each in settlements if each.verdict == LaneVerdict.DONE])
+        done = tuple(
+            [(each.first, each.last) for each in settlements if each.verdict == LaneVerdict.DONE]
+        )
         if done:
             act(LaneDone(*names, done))
         for each in settlements:
@@ -477,7 +562,12 @@ class Lanes:
             elif each.verdict == LaneVerdict.PARKED:
                 act(LanePark(*names, each.first, *keys[each.first]))
         if share.is_full and not was_full:
-            log.warning("group %s has parked too many messages of %s, and gets no more of them: %s", session.group, queue.id, _REPLAY)
+            log.warning(
+                "group %s has parked too many messages of %s, and gets no more of them: %s",
+                session.group,
+                queue.id,
+                _REPLAY,
+            )
         answer = frames.frame(FrameKind.SETTLED, request_id, wire.pack_settled(len(settlements), 0))
         self._responses.unwritten.append(HeldAnswer(0, peer, request_id, answer))
         self._broker.schedule()
@@ -496,10 +586,14 @@ class Lanes:
                     view = BatchView.parse(b"".join(buffers))
                     keys, lps = view.keys() or (), view.logical_partitions() or ()
                 except UNREADABLE as cause:
-                    raise InvalidArgument(f"the entry at sequence {sequence} of {queue.id} is not a message: {cause}") from cause
+                    raise InvalidArgument(
+                        f"the entry at sequence {sequence} of {queue.id} is not a message: {cause}"
+                    ) from cause
                 begin, end = view.base_sequence, view.base_sequence + view.count
             if not keys or not lps or not begin <= sequence < end:
-                raise InvalidArgument(f"sequence {sequence} of {queue.id} is not a message with a key")
+                raise InvalidArgument(
+                    f"sequence {sequence} of {queue.id} is not a message with a key"
+                )
             found[sequence] = lps[sequence - begin], keys[sequence - begin]
         return found
 
@@ -520,7 +614,9 @@ class Lanes:
             self._broker.schedule()
 
     def _release(self, queue: Queue, group: str, holder: LaneHolder) -> None:
-        self._store.act(LaneRelease(queue.id.subject, queue.id.partition, group, holder.consumer, holder.token))
+        self._store.act(
+            LaneRelease(queue.id.subject, queue.id.partition, group, holder.consumer, holder.token)
+        )
         self.forget(queue, group, holder.token)
 
     def forget(self, queue: Queue, group: str, token: int) -> None:
@@ -579,14 +675,24 @@ class Lanes:
                 if now_ms <= ends_ms:
                     self._leases.at(queue, ends_ms + 1)
                 else:
-                    log.info("consumer %s of group %s lost its lane %s of %s", holder.consumer, group, holder.lps, queue.id)
+                    log.info(
+                        "consumer %s of group %s lost its lane %s of %s",
+                        holder.consumer,
+                        group,
+                        holder.lps,
+                        queue.id,
+                    )
                     self._counters.group(queue.id.subject, group).leases_lost += 1
                     self._release(queue, group, holder)
                     self._broker.schedule()
 
     def waiting(self) -> list[tuple[str, str]]:
         """The subject and group of each waiting pull."""
-        return [(each.queue.id.subject, each.group) for each in self.sessions.values() if each.waiting is not None]
+        return [
+            (each.queue.id.subject, each.group)
+            for each in self.sessions.values()
+            if each.waiting is not None
+        ]
 
     def seen_ms_ago(self, queue: Queue, group: str, token: int) -> int:
         """How long ago the holder sent a heartbeat."""
@@ -595,7 +701,14 @@ class Lanes:
 
     def client_of(self, queue: Queue, group: str, token: int) -> str:
         """The name of the holder's client; empty while it is not connected."""
-        return next((each.peer.client for each in self._of_queue(queue) if each.group == group and each.token == token), "")
+        return next(
+            (
+                each.peer.client
+                for each in self._of_queue(queue)
+                if each.group == group and each.token == token
+            ),
+            "",
+        )
 
     def wake_queues(self, queues: Iterable[Queue]) -> None:
         """Consumers may see more messages of these queues."""
@@ -621,7 +734,9 @@ class Lanes:
 
     def drop_queue(self, queue: Queue, failure: QmqError) -> None:
         """The queue's subject was deleted: readers of its lanes get the error."""
-        self._seen_ms = {key: seen_ms for key, seen_ms in self._seen_ms.items() if key[0] != id(queue)}
+        self._seen_ms = {
+            key: seen_ms for key, seen_ms in self._seen_ms.items() if key[0] != id(queue)
+        }
         for session in self._of_queue(queue):
             self._close(session, failure)
 
@@ -638,7 +753,9 @@ def _lost(queue: Queue, group: str) -> LaneLost:
     )
 
 
-def _divide(holders: list[LaneHolder], request: wire.LaneAttach) -> tuple[list[LaneHolder], list[LaneHolder]]:
+def _divide(
+    holders: list[LaneHolder], request: wire.LaneAttach
+) -> tuple[list[LaneHolder], list[LaneHolder]]:
     """(holders of the asking consumer, of this or an earlier incarnation, which has ended; other holders)."""
     mine = [each for each in holders if each.consumer == request.consumer]
     return mine, [each for each in holders if each.consumer != request.consumer]
@@ -650,7 +767,11 @@ def _check_attach(request: wire.LaneAttach) -> LpRange:
     check_name("consumer", request.consumer)
     check_name("incarnation", request.incarnation)
     if not LEASE_MS_MIN <= request.lease_ms <= LEASE_MS_MAX:
-        raise InvalidArgument(f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {request.lease_ms}")
+        raise InvalidArgument(
+            f"lease_ms is {LEASE_MS_MIN} to {LEASE_MS_MAX}, not {request.lease_ms}"
+        )
     if not 0 <= request.first < request.end <= limits.LOGICAL_PARTITIONS_MAX:
-        raise InvalidArgument(f"a lane is logical partitions first to end - 1, not {request.first} to {request.end} - 1")
+        raise InvalidArgument(
+            f"a lane is logical partitions first to end - 1, not {request.first} to {request.end} - 1"
+        )
     return LpRange(request.first, request.end)

@@ -88,8 +88,12 @@ class TagFilter:
 
 def check_tags(tags: list[str]) -> None:
     """Check the tags of a filter. Raises InvalidArgument."""
-    if len(tags) > limits.FETCH_TAGS_MAX or not all(0 < len(tag) <= limits.TAG_BYTES_MAX for tag in tags):
-        raise InvalidArgument(f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes each way")
+    if len(tags) > limits.FETCH_TAGS_MAX or not all(
+        0 < len(tag) <= limits.TAG_BYTES_MAX for tag in tags
+    ):
+        raise InvalidArgument(
+            f"a filter has up to {limits.TAGS_MAX} tags of 1 to {limits.TAG_BYTES_MAX} bytes each way"
+        )
 
 
 class PulledRange(NamedTuple):
@@ -138,7 +142,11 @@ class BatchReader:
     def number_of(self, sequence: int) -> int:
         """The number of the entry that holds `sequence`, or of the next one; the number of entries if there is none."""
         place = self._number
-        for number in (place, place + 1, place - 1):  # the last pull looked at the entry behind its end, or at no further one
+        for number in (
+            place,
+            place + 1,
+            place - 1,
+        ):  # the last pull looked at the entry behind its end, or at no further one
             if self._holds(number, sequence):
                 break
         else:
@@ -303,7 +311,9 @@ def _is_for(store: Store, queue: Queue, entry: IndexEntry, group: bytes) -> bool
         return False
 
 
-def _chosen(store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter) -> npt.NDArray[np.bool_]:
+def _chosen(
+    store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter
+) -> npt.NDArray[np.bool_]:
     """For each message of a batch, whether it matches; empty for a batch that cannot be read."""
     region = store.read(queue, entry)[1]
     try:
@@ -314,7 +324,12 @@ def _chosen(store: Store, queue: Queue, entry: IndexEntry, tags: TagFilter) -> n
 
 
 def _pass_over(queue: Queue, entry: IndexEntry, cause: Exception) -> None:
-    log.error("the batch at sequence %d of %s cannot be read and is skipped: %r", entry.base_sequence, queue.id, cause)
+    log.error(
+        "the batch at sequence %d of %s cannot be read and is skipped: %r",
+        entry.base_sequence,
+        queue.id,
+        cause,
+    )
 
 
 def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:
@@ -327,15 +342,24 @@ def _extend(pulled: list[Pulled], first: int, count: int, begin: int) -> None:
     pulled.append(Pulled(first, count, 1))
 
 
-def lay_out(store: Store, queue: Queue, delivery: PullResult, kept: int = -1) -> tuple[list[Range], list[bytes], int]:
+def lay_out(
+    store: Store, queue: Queue, delivery: PullResult, kept: int = -1
+) -> tuple[list[Range], list[bytes], int]:
     """(ranges, buffers of the batches, number of batches) of the answer, without the batch that begins at sequence `kept`. Raises
     LogDamaged.
     """
-    entries = {piece.entry.position: piece.entry for piece in delivery.pieces if piece.entry.base_sequence != kept}
+    entries = {
+        piece.entry.position: piece.entry
+        for piece in delivery.pieces
+        if piece.entry.base_sequence != kept
+    }
     buffers = [buffer for entry in entries.values() for buffer in store.read(queue, entry)]
     places = {position: place for place, position in enumerate(entries)}
     count = len(places)
-    ranges = [Range(each.first, each.count, each.attempt, places.get(each.entry.position, count)) for each in delivery.pieces]
+    ranges = [
+        Range(each.first, each.count, each.attempt, places.get(each.entry.position, count))
+        for each in delivery.pieces
+    ]
     return ranges, buffers, count
 
 
@@ -368,12 +392,21 @@ class Decided(NamedTuple):
 
 
 def decide(
-    held: Sequence[HeldMessages], asked: Iterable[Settlement], settings: GroupSettings, failures: Failures, *, can_die: bool = True
+    held: Sequence[HeldMessages],
+    asked: Iterable[Settlement],
+    settings: GroupSettings,
+    failures: Failures,
+    *,
+    can_die: bool = True,
 ) -> Decided:
     """The decisions for a consumer's verdicts. Where messages cannot die, a rejection counts as one more failure."""
     found: list[Settlement] = []
     for given in asked:
-        each = given if can_die or given.verdict != Verdict.DEAD else given._replace(verdict=Verdict.NACK, delay_ms=BY_GROUP_MS)
+        each = (
+            given
+            if can_die or given.verdict != Verdict.DEAD
+            else given._replace(verdict=Verdict.NACK, delay_ms=BY_GROUP_MS)
+        )
         if each.verdict == Verdict.NACK:
             found += _failed(held, each, settings, failures) or (each._replace(delay_ms=0),)
         else:
@@ -381,7 +414,12 @@ def decide(
     return _joined(found)
 
 
-def put_back(held: Sequence[HeldMessages], was_begun: Callable[[int], bool], settings: GroupSettings, failures: Failures) -> Decided:
+def put_back(
+    held: Sequence[HeldMessages],
+    was_begun: Callable[[int], bool],
+    settings: GroupSettings,
+    failures: Failures,
+) -> Decided:
     """The decisions for the messages of a lost consumer; `was_begun` tells for a pull sequence."""
     found: list[Settlement] = []
     for item in held:
@@ -408,7 +446,9 @@ def _runs(item: HeldMessages, was_begun: Callable[[int], bool]) -> Iterator[tupl
     yield first, end - 1, is_begun
 
 
-def _failed(held: Sequence[HeldMessages], nack: Settlement, settings: GroupSettings, failures: Failures) -> list[Settlement]:
+def _failed(
+    held: Sequence[HeldMessages], nack: Settlement, settings: GroupSettings, failures: Failures
+) -> list[Settlement]:
     """A NACK, cut where attempts differ."""
     found: list[Settlement] = []
     begin = max(bisect_right(held, nack.first, key=_pull_of) - 1, 0)
@@ -422,7 +462,11 @@ def _failed(held: Sequence[HeldMessages], nack: Settlement, settings: GroupSetti
         for count, failed in failures(item.first + low - item.pull, high - low + 1):
             attempt = item.attempt + failed
             is_dead = 0 < settings.attempts_max <= attempt
-            delay_ms = settings.delay_ms(attempt) if nack.delay_ms == BY_GROUP_MS else min(nack.delay_ms, limits.REQUEUE_MS_MAX)
+            delay_ms = (
+                settings.delay_ms(attempt)
+                if nack.delay_ms == BY_GROUP_MS
+                else min(nack.delay_ms, limits.REQUEUE_MS_MAX)
+            )
             verdict = (Verdict.DEAD, 0) if is_dead else (Verdict.NACK, delay_ms)
             found.append(Settlement(low, low + count - 1, *verdict, nack.error))
             low += count
@@ -439,8 +483,12 @@ def _joined(found: Iterable[Settlement]) -> Decided:
             parts[-1] = last._replace(last=kept.last)
         else:
             parts.append(kept)
-    settlements = tuple([(each.first, each.last, int(each.verdict), each.delay_ms) for each in parts])
-    return Decided(settlements, tuple([(at, each.error) for at, each in enumerate(parts) if each.error]))
+    settlements = tuple(
+        [(each.first, each.last, int(each.verdict), each.delay_ms) for each in parts]
+    )
+    return Decided(
+        settlements, tuple([(at, each.error) for at, each in enumerate(parts) if each.error])
+    )
 
 
 class Begun:
@@ -486,9 +534,16 @@ def failures_in(store: Store, queue: Queue, reader: BatchReader) -> Failures:
             number = reader.number_of(sequence)
             entry = reader.entry(number) if number < queue.index.count else None
             last = min(entry.next_sequence, end) if entry is not None else end
-            own = _failures_inside(store, queue, entry) if entry is not None and entry.tag_bloom == LOOK_INSIDE else []
+            own = (
+                _failures_inside(store, queue, entry)
+                if entry is not None and entry.tag_bloom == LOOK_INSIDE
+                else []
+            )
             if own and entry is not None and entry.base_sequence <= sequence:
-                found += [(1, each) for each in own[sequence - entry.base_sequence : last - entry.base_sequence]]
+                found += [
+                    (1, each)
+                    for each in own[sequence - entry.base_sequence : last - entry.base_sequence]
+                ]
             else:
                 found.append((last - sequence, 0))
             sequence = last
@@ -501,7 +556,11 @@ def _failures_inside(store: Store, queue: Queue, entry: IndexEntry) -> list[int]
     """The failures of each message of a batch that may be directed; empty if it is not."""
     try:
         view = BatchView.parse(b"".join(store.read(queue, entry)))
-        return [failures(each) for each in view.headers() or [{}] * view.count] if view.header.is_directed else []
+        return (
+            [failures(each) for each in view.headers() or [{}] * view.count]
+            if view.header.is_directed
+            else []
+        )
     except (LogDamaged, *UNREADABLE):
         return []
 
@@ -529,7 +588,11 @@ class UnackedBytes:
         elif self._bytes >= self._limit and holder.unacked <= self._look_at:
             self._bytes = bytes_of(index, holder.held)
             is_full = self._bytes >= self._limit
-            self._look_at = holder.unacked - max(holder.unacked // _PART, 1) if is_full else limits.CONSUMER_UNACKED_MAX
+            self._look_at = (
+                holder.unacked - max(holder.unacked // _PART, 1)
+                if is_full
+                else limits.CONSUMER_UNACKED_MAX
+            )
         return self._limit - self._bytes
 
     def handed(self, size: int) -> None:
@@ -539,7 +602,9 @@ class UnackedBytes:
 
 def bytes_of(index: ConsumeLog, held: Sequence[HeldMessages]) -> int:
     """The bytes of the messages in these ranges, each its part of its batch. Deleted messages count as 0. Raises LogDamaged."""
-    marks = np.array([[each.first, each.first + each.count] for each in held], np.int64).reshape(-1, 2)
+    marks = np.array([[each.first, each.first + each.count] for each in held], np.int64).reshape(
+        -1, 2
+    )
     order = np.unique(marks)
     before = np.zeros(len(order))
     at = 0
@@ -549,7 +614,9 @@ def bytes_of(index: ConsumeLog, held: Sequence[HeldMessages]) -> int:
     return round(float((before[places[:, 1]] - before[places[:, 0]]).sum()))
 
 
-def _count_before(index: ConsumeLog, order: npt.NDArray[np.int64], before: npt.NDArray[np.float64], at: int) -> int:
+def _count_before(
+    index: ConsumeLog, order: npt.NDArray[np.int64], before: npt.NDArray[np.float64], at: int
+) -> int:
     """Fill in, from `at` on, how many bytes of the queue lie before each sequence, as far as one read of the index reaches. Returns the
     number of filled places.
     """

@@ -162,17 +162,25 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, request: Attach) -> Wanted:
-        return cls(tuple(sorted({*request.tags_any})), tuple(sorted({*request.tags_all})), request.condition)
+        return cls(
+            tuple(sorted({*request.tags_any})),
+            tuple(sorted({*request.tags_all})),
+            request.condition,
+        )
 
     def joined(self, other: Wanted) -> Wanted | None:
         """What both ask for; None if they differ. A consumer of a release without conditions may have any."""
-        if self[:2] != other[:2] or (self.condition != other.condition and UNSAID not in (self.condition, other.condition)):
+        if self[:2] != other[:2] or (
+            self.condition != other.condition and UNSAID not in (self.condition, other.condition)
+        ):
             return None
         return other if self.condition == UNSAID else self
 
     def __str__(self) -> str:
         each = [
-            f"with {kind} of the tags {', '.join(map(repr, tags))}" for kind, tags in (("any", self.any_of), ("all", self.all_of)) if tags
+            f"with {kind} of the tags {', '.join(map(repr, tags))}"
+            for kind, tags in (("any", self.any_of), ("all", self.all_of))
+            if tags
         ]
         if self.condition not in ("", UNSAID):
             each.append(f"where {self.condition}")
@@ -213,7 +221,14 @@ class QueueGroup:
         if joined is not None:
             wanted = joined
         else:
-            other = next((each for each in self.wanted_by if each != consumer and each in self.share.holders), None)
+            other = next(
+                (
+                    each
+                    for each in self.wanted_by
+                    if each != consumer and each in self.share.holders
+                ),
+                None,
+            )
             if other is not None:
                 raise InvalidArgument(
                     f"group {self.name!r} reads {self.wanted} of {self.queue.id.subject!r} (consumer {other!r}), and {consumer!r} asks for "
@@ -229,14 +244,20 @@ class QueueGroup:
         return [
             name
             for name, holder in self.share.holders.items()
-            if now_ms - self.seen_ms.setdefault(name, now_ms) > min(holder.lease_ms, GRANTED_LEASE_MS_MAX)
+            if now_ms - self.seen_ms.setdefault(name, now_ms)
+            > min(holder.lease_ms, GRANTED_LEASE_MS_MAX)
         ]
 
     def next_look_ms(self) -> int:
         """The time at which the next lease ends if no consumer sends anything until then. There must be at least one consumer, and each
         must have sent something.
         """
-        return 1 + min([self.seen_ms[name] + min(holder.lease_ms, GRANTED_LEASE_MS_MAX) for name, holder in self.share.holders.items()])
+        return 1 + min(
+            [
+                self.seen_ms[name] + min(holder.lease_ms, GRANTED_LEASE_MS_MAX)
+                for name, holder in self.share.holders.items()
+            ]
+        )
 
     def take_late(self, now_ms: int) -> list[Waiter]:
         """Pulls whose wait time has passed."""
@@ -272,7 +293,11 @@ class QueueGroups:
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = QueueGroup(
-                queue, group, queue.share(group), BatchReader(queue), self._counters.group(queue.id.subject, group)
+                queue,
+                group,
+                queue.share(group),
+                BatchReader(queue),
+                self._counters.group(queue.id.subject, group),
             )
             self.by_queue.setdefault(id(queue), []).append(state)
         return state
@@ -306,11 +331,17 @@ class QueueGroups:
         """Raises Overloaded if the group has too many consumers on the queue, or the connection too many sessions."""
         holders = share.holders if share is not None else {}
         if consumer not in holders and len(holders) >= limits.GROUP_CONSUMERS_MAX:
-            raise Overloaded(f"the group has {len(holders)} consumers, the limit: a lost consumer counts until its lease ends")
+            raise Overloaded(
+                f"the group has {len(holders)} consumers, the limit: a lost consumer counts until its lease ends"
+            )
         if len(self._by_peer.get(peer, ())) >= limits.CONNECTION_SESSIONS_MAX:
-            raise Overloaded(f"this connection reads {limits.CONNECTION_SESSIONS_MAX} queues, the limit: use several clients")
+            raise Overloaded(
+                f"this connection reads {limits.CONNECTION_SESSIONS_MAX} queues, the limit: use several clients"
+            )
 
-    def attach(self, peer: Peer, state: QueueGroup, consumer: str, tags: TagFilter | None) -> Session:
+    def attach(
+        self, peer: Peer, state: QueueGroup, consumer: str, tags: TagFilter | None
+    ) -> Session:
         """A new session; an earlier one of the consumer ends."""
         old = self._by_consumer.get((id(state), consumer))
         if old is not None:
@@ -338,7 +369,9 @@ class QueueGroups:
 
     def clients(self) -> dict[tuple[int, str], str]:
         """The clients' names of all attached consumers, by `id` of the group's state and consumer."""
-        return {(id(each.group), each.consumer): each.peer.client for each in self._sessions.values()}
+        return {
+            (id(each.group), each.consumer): each.peer.client for each in self._sessions.values()
+        }
 
     def of_peer(self, peer: Peer) -> list[Session]:
         """The sessions of a connection."""

@@ -92,7 +92,11 @@ class ColdReads:
             pieces, end, number = self._plan(state)
             self._loads += 1
             reading = self._loop.run_in_executor(None, self._read, pieces)
-            reading.add_done_callback(lambda done, state=state, end=end, number=number: self._loaded(done, state, end, number))  # type: ignore[misc]
+            reading.add_done_callback(
+                lambda done, state=state, end=end, number=number: self._loaded(
+                    done, state, end, number
+                )
+            )  # type: ignore[misc]
 
     def _plan(self, state: QueueGroup) -> tuple[list[Piece], int, int]:
         """The next window: what to read, its end in the queue's bytes, and the entry after it."""
@@ -101,7 +105,9 @@ class ColdReads:
         for entry in _entries(state, number):
             if size >= self._window_bytes:
                 break
-            if entry.position >= segments.local_start:  # earlier ones are not on the disk: see qmq.log.reading
+            if (
+                entry.position >= segments.local_start
+            ):  # earlier ones are not on the disk: see qmq.log.reading
                 _add(pieces, segments, entry)
             size += entry.total_bytes
             end, number = entry.cumulative_bytes + entry.total_bytes, number + 1
@@ -135,7 +141,11 @@ def _entries(state: QueueGroup, number: int) -> Iterator[IndexEntry]:
 
 
 def _add(pieces: list[Piece], segments: Segments, entry: IndexEntry) -> None:
-    base, begin, end = segments.base_of(entry.position), entry.position, entry.position + entry.total_bytes
+    base, begin, end = (
+        segments.base_of(entry.position),
+        entry.position,
+        entry.position + entry.total_bytes,
+    )
     if pieces and pieces[-1].base == base and begin - pieces[-1].end <= _GAP_BYTES:
         pieces[-1] = Piece(base, pieces[-1].begin, end)
     else:

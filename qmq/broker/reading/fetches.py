@@ -68,13 +68,22 @@ class Selection(NamedTuple):
     def of(cls, request: wire.Fetch) -> Selection:
         """Raises InvalidArgument."""
         if len(request.lps) > limits.FETCH_RANGES_MAX:
-            raise InvalidArgument(f"a fetch names at most {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}: join adjacent ranges")
+            raise InvalidArgument(
+                f"a fetch names at most {limits.FETCH_RANGES_MAX} ranges, not {len(request.lps)}: join adjacent ranges"
+            )
         check_tags([*request.tags_any, *request.tags_all])
         found = [_RANGE.fullmatch(each) for each in request.lps]
         if None in found:
-            raise InvalidArgument(f"logical partitions are ranges such as 0-512, not {str(request.lps)[: limits.ERROR_VALUE_CHARS_MAX]}")
+            raise InvalidArgument(
+                f"logical partitions are ranges such as 0-512, not {str(request.lps)[: limits.ERROR_VALUE_CHARS_MAX]}"
+            )
         lps = tuple([(int(each[1]), int(each[2])) for each in found if each is not None])
-        return cls(TagFilter.of(request.tags_any, request.tags_all), lps, request.directed != 0, request.directed == wire.ONLY_DIRECTED)
+        return cls(
+            TagFilter.of(request.tags_any, request.tags_all),
+            lps,
+            request.directed != 0,
+            request.directed == wire.ONLY_DIRECTED,
+        )
 
     @property
     def entries_max(self) -> int:
@@ -101,7 +110,9 @@ class Selection(NamedTuple):
         if not (self.with_directed if header.is_directed else not self.only_directed):
             return False
         layout = Layout.walk(region, header)
-        if self.tags is not None and not has_tags(region, header, layout, self.tags.any_of, self.tags.all_of):
+        if self.tags is not None and not has_tags(
+            region, header, layout, self.tags.any_of, self.tags.all_of
+        ):
             return False
         return has_lps(region, header, layout, self.lps)
 
@@ -145,9 +156,13 @@ class Fetching:
             bytes_max = min(request.bytes_max, limits.PULL_BYTES_MAX)
             sequence, buffers = self._collect(queue, selection, sequence, until, bytes_max)
         stored_bytes = _stored_bytes(queue, start) if not request.bytes_max else 0
-        return wire.Fetched(start, sequence, end, stored_bytes, queue.last_append_ms, is_sealed, len(buffers) // 2), buffers
+        return wire.Fetched(
+            start, sequence, end, stored_bytes, queue.last_append_ms, is_sealed, len(buffers) // 2
+        ), buffers
 
-    def _collect(self, queue: Queue, selection: Selection, sequence: int, until: int, bytes_max: int) -> tuple[int, list[bytes]]:
+    def _collect(
+        self, queue: Queue, selection: Selection, sequence: int, until: int, bytes_max: int
+    ) -> tuple[int, list[bytes]]:
         """(next sequence, envelope and region of each batch)."""
         number = self._number_of(queue, sequence)
         table = queue.index.table(number, selection.entries_max)
@@ -182,7 +197,12 @@ class Fetching:
         try:
             return selection.wants(region)
         except UNREADABLE as cause:
-            log.error("the batch at sequence %d of %s cannot be read and is skipped: %r", entry.base_sequence, queue.id, cause)
+            log.error(
+                "the batch at sequence %d of %s cannot be read and is skipped: %r",
+                entry.base_sequence,
+                queue.id,
+                cause,
+            )
             return False
 
     def _number_of(self, queue: Queue, sequence: int) -> int:
@@ -199,7 +219,10 @@ class Fetching:
 
     def _damaged(self, damage: LogDamaged) -> None:
         if self._report_damage(damage):
-            raise Overloaded(f"{damage.message}; it is being repaired from another replica: try again soon", retry_after_ms=200) from damage
+            raise Overloaded(
+                f"{damage.message}; it is being repaired from another replica: try again soon",
+                retry_after_ms=200,
+            ) from damage
         raise damage
 
     # --- FIND ----------------------------------------------------------------------------------------------------------
@@ -208,7 +231,9 @@ class Fetching:
         """Answer when everything appended until now is committed. Raises UnknownSubject, InvalidArgument, NotMaster."""
         self._broker.require_serving()
         if not _PRODUCER.fullmatch(request.producer_id) or not 0 < request.most <= FOUND_MAX:
-            raise InvalidArgument(f"a producer id is 16 hexadecimal digits, and `most` is 1 to {FOUND_MAX}: {request}")
+            raise InvalidArgument(
+                f"a producer id is 16 hexadecimal digits, and `most` is 1 to {FOUND_MAX}: {request}"
+            )
         queue = self._store.queue(request.subject, request.partition)
         if queue is None:
             self._subjects.settings(request.subject)
@@ -216,7 +241,9 @@ class Fetching:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer_find(self, peer: Peer, request_id: int, queue: Queue | None, request: wire.Find) -> None:
+    async def _answer_find(
+        self, peer: Peer, request_id: int, queue: Queue | None, request: wire.Find
+    ) -> None:
         store, count = self._store, queue.index.count if queue is not None else 0
         try:
             await self._broker.committed()
@@ -227,11 +254,15 @@ class Fetching:
             self._broker.fatal(cause)
         except Exception as cause:
             log.exception("answering a FIND failed: %s", request)
-            self._broker.answer_error(peer, request_id, QmqError(f"the search failed: {type(cause).__name__}: {cause}"))
+            self._broker.answer_error(
+                peer, request_id, QmqError(f"the search failed: {type(cause).__name__}: {cause}")
+            )
         else:
             peer.send(frames.frame(FrameKind.FOUND, request_id, wire.FoundBatches(found).pack()))
 
-    async def _find(self, store: Store, queue: Queue, request: wire.Find, count: int) -> list[list[int]]:
+    async def _find(
+        self, store: Store, queue: Queue, request: wire.Find, count: int
+    ) -> list[list[int]]:
         """The producer's window has the newest numbers, and the consume log the number of messages of each. For older numbers the whole
         consume log is searched, because a number may be stored after higher ones: when a batch was refused and sent again after others.
         `count` is the number of committed entries.
@@ -246,13 +277,23 @@ class Fetching:
             is_there |= bool(sent)
             for entry in sent:
                 number = entry.batch_sequence
-                if number < request.before and entry.next_sequence <= queue.visible_sequence and not found.get(number, _NOTHING)[2]:
-                    found[number] = [number, entry.base_sequence, entry.count if entry.base_sequence >= queue.start_sequence else 0]
+                if (
+                    number < request.before
+                    and entry.next_sequence <= queue.visible_sequence
+                    and not found.get(number, _NOTHING)[2]
+                ):
+                    found[number] = [
+                        number,
+                        entry.base_sequence,
+                        entry.count if entry.base_sequence >= queue.start_sequence else 0,
+                    ]
             if before == queue.index.first or queue.index.entry(before).base_sequence <= down_to:
                 break
             await asyncio.sleep(0)
             if self._broker.store is not store or not self._broker.is_serving:
-                raise NotMaster("this broker lost the mastership during the search: ask the new master")
+                raise NotMaster(
+                    "this broker lost the mastership during the search: ask the new master"
+                )
         if not is_there:
             _remember(self._absent, key, count)
         return [found[number] for number in sorted(found, reverse=True)[: request.most]]
@@ -268,15 +309,23 @@ def _remember(known: dict[_K, int], key: _K, number: int) -> None:
     known[key] = number
 
 
-def _of_window(queue: Queue, producer_id: int, request: wire.Find) -> tuple[dict[int, list[int]], int]:
+def _of_window(
+    queue: Queue, producer_id: int, request: wire.Find
+) -> tuple[dict[int, list[int]], int]:
     """The numbers in the producer's window, without counts; and the sequence down to which the consume log must be searched as well."""
     window = queue.producers.window(producer_id)
     if window is None:
         return {}, 0
-    known = [each for each in window.stored_below(request.before) if each[1].base_sequence < queue.visible_sequence][: request.most]
+    known = [
+        each
+        for each in window.stored_below(request.before)
+        if each[1].base_sequence < queue.visible_sequence
+    ][: request.most]
     found = {number: [number, where.base_sequence, 0] for number, where in known}
     is_enough = window.tells_from == 0 or len(known) == request.most
-    return found, min([where.base_sequence for _, where in known], default=queue.next_sequence) if is_enough else 0
+    return found, min(
+        [where.base_sequence for _, where in known], default=queue.next_sequence
+    ) if is_enough else 0
 
 
 def bounds(queue: Queue) -> tuple[int, int, bool]:
@@ -308,7 +357,10 @@ def _first_since(queue: Queue, time_ms: int, end: int) -> int:
 def _stored_bytes(queue: Queue, start: int) -> int:
     if queue.index.count == queue.index.first or start >= queue.next_sequence:
         return 0
-    return queue.cumulative_bytes - queue.index.entry(queue.index.find_sequence(start)).cumulative_bytes
+    return (
+        queue.cumulative_bytes
+        - queue.index.entry(queue.index.find_sequence(start)).cumulative_bytes
+    )
 
 
 def messages_in(buffers: Sequence[bytes]) -> int:

@@ -36,13 +36,28 @@ from qmq.log.actions import AnyAction, DropQueue, Forget, LaneAction, ScheduleAc
 from qmq.log.consume_log import IndexEntry
 from qmq.log.envelopes import Entry, SnapshotReader, damaged, head_at, unwrap, walk
 from qmq.log.group_state import GroupState
-from qmq.log.history import LaneMessageEvents, MessageEvents, MessagePlace, TrailEvent, holder_of, standing, where
+from qmq.log.history import (
+    LaneMessageEvents,
+    MessageEvents,
+    MessagePlace,
+    TrailEvent,
+    holder_of,
+    standing,
+    where,
+)
 from qmq.log.lane_state import GroupLaneState
 from qmq.log.producers import birth_ms
 from qmq.log.queue import Queue
 from qmq.log.recent_writes import ACTIONS
 from qmq.log.segments import Segments
-from qmq.model import BATCH_NUMBERS, MessageId, Partition, QueueId, dead_letter_subject, is_dead_letters
+from qmq.model import (
+    BATCH_NUMBERS,
+    MessageId,
+    Partition,
+    QueueId,
+    dead_letter_subject,
+    is_dead_letters,
+)
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.wire.batch import ENVELOPE_BYTES, BatchView, Kind
 from qmq.wire.batch_columns import REGION_BYTES, UNREADABLE, Column, parse_header
@@ -74,11 +89,18 @@ class FoundMessage:
             return self._described(broker_group, message_id)
         except UNREADABLE as cause:
             sequence = self.view.base_sequence + self.index
-            raise CorruptBatch(f"the entry at sequence {sequence} of {self.queue.id} is not a message: {cause}") from cause
+            raise CorruptBatch(
+                f"the entry at sequence {sequence} of {self.queue.id} is not a message: {cause}"
+            ) from cause
 
     def _described(self, broker_group: str, message_id: str) -> pb.StoredMessage:
         view, index = self.view, self.index
-        keys, tags, headers, due_times_ms = view.keys(), view.tags(), view.headers(), view.due_times_ms()
+        keys, tags, headers, due_times_ms = (
+            view.keys(),
+            view.tags(),
+            view.headers(),
+            view.due_times_ms(),
+        )
         return pb.StoredMessage(
             subject=self.queue.id.subject,
             partition=self.queue.id.partition,
@@ -88,7 +110,10 @@ class FoundMessage:
             body=view.bodies()[index],
             key=keys[index] if keys else b"",
             tags=tags[index] if tags else (),
-            headers=[pb.Header(name=name, value=value) for name, value in (headers[index] if headers else {}).items()],
+            headers=[
+                pb.Header(name=name, value=value)
+                for name, value in (headers[index] if headers else {}).items()
+            ],
             create_time_ms=view.create_times_ms()[index],
             append_time_ms=view.envelope.append_time_ms,
             due_ms=due_times_ms[index] if due_times_ms else 0,
@@ -102,7 +127,9 @@ class MessageSearch:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def find(self, subject: str, message_id: MessageId, since_ms: int = 0) -> tuple[list[FoundMessage], bool]:
+    async def find(
+        self, subject: str, message_id: MessageId, since_ms: int = 0
+    ) -> tuple[list[FoundMessage], bool]:
         """(every place where the message is stored, at most 32; whether it may be in batches that were not read).
 
         Raises UnknownSubject, MessageNotFound, NotMaster, LogDamaged.
@@ -112,18 +139,28 @@ class MessageSearch:
         if subject:
             self._broker.subjects.settings(subject)
         queues = [queue for queue in store.queues.values() if subject in ("", queue.id.subject)]
-        queues.sort(key=lambda queue: (queue.producers.window(message_id.producer_id) is None, queue.id))
-        found = [each for queue in queues async for each in self.of_producer(store, queue, message_id)]
+        queues.sort(
+            key=lambda queue: (queue.producers.window(message_id.producer_id) is None, queue.id)
+        )
+        found = [
+            each for queue in queues async for each in self.of_producer(store, queue, message_id)
+        ]
         others, is_incomplete = await self._with_own_ids(store, queues, message_id, since_ms)
         known = {(id(each.queue), each.view.base_sequence + each.index) for each in found}
-        found += [each for each in others if (id(each.queue), each.view.base_sequence + each.index) not in known]
+        found += [
+            each
+            for each in others
+            if (id(each.queue), each.view.base_sequence + each.index) not in known
+        ]
         if not found and not is_incomplete:
             raise MessageNotFound(
                 f"no kept message of {subject or 'any subject'} has the id {message_id}: it was never stored, or retention deleted it"
             )
         return found[:PLACES_MAX], is_incomplete and not found
 
-    async def of_producer(self, store: Store, queue: Queue, message_id: MessageId) -> AsyncGenerator[FoundMessage]:
+    async def of_producer(
+        self, store: Store, queue: Queue, message_id: MessageId
+    ) -> AsyncGenerator[FoundMessage]:
         """Where a queue has the message, by its producer's batch, a file at a time. Raises NotMaster, LogDamaged."""
         index = queue.index
         first = max(index.find_time(birth_ms(message_id.producer_id)), index.first)
@@ -144,13 +181,17 @@ class MessageSearch:
         found: list[FoundMessage] = []
         left = HEADS_MAX
         since_ms = max(since_ms, birth_ms(message_id.producer_id))
-        for queue in sorted(queues, key=lambda each: (not is_dead_letters(each.id.subject), each.id)):
+        for queue in sorted(
+            queues, key=lambda each: (not is_dead_letters(each.id.subject), each.id)
+        ):
             number = max(queue.index.find_time(since_ms), queue.index.first)
             while number < queue.index.count and left > 0:
                 entries = queue.index.entries(number, min(HEADS_AT_ONCE, left))
                 number, left = number + len(entries), left - len(entries)
                 for entry in entries:
-                    each = await through_cold_reads(_look_for_own_id, store, queue, entry, message_id)
+                    each = await through_cold_reads(
+                        _look_for_own_id, store, queue, entry, message_id
+                    )
                     found += [each] if each is not None else []
                 await self._give_way(store)
             if left <= 0:
@@ -163,21 +204,33 @@ class MessageSearch:
             raise NotMaster("this broker lost the mastership during the search: ask the new master")
 
 
-def _look_for_own_id(store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId) -> FoundMessage | None:
+def _look_for_own_id(
+    store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId
+) -> FoundMessage | None:
     """The message, if it is in this batch under its own id."""
-    return _look_into(store, queue, entry, message_id) if entry.producer_id and _has_own_ids(store, entry) else None
+    return (
+        _look_into(store, queue, entry, message_id)
+        if entry.producer_id and _has_own_ids(store, entry)
+        else None
+    )
 
 
 def _has_own_ids(store: Store, entry: IndexEntry) -> bool:
     cached = store.cache.get(entry.position)
-    head = cached[1] if cached is not None else store.messages.read(entry.position + ENVELOPE_BYTES, REGION_BYTES)
+    head = (
+        cached[1]
+        if cached is not None
+        else store.messages.read(entry.position + ENVELOPE_BYTES, REGION_BYTES)
+    )
     try:
         return parse_header(head).columns & Column.MESSAGE_ID != 0
     except CorruptBatch:
         return False  # reading the batch itself reports the damage
 
 
-def _look_into(store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId) -> FoundMessage | None:
+def _look_into(
+    store: Store, queue: Queue, entry: IndexEntry, message_id: MessageId
+) -> FoundMessage | None:
     """The message, if it is in this batch and committed. A batch that cannot be read holds no message that could be found."""
     if not queue.start_sequence <= entry.base_sequence < queue.visible_sequence:
         return None
@@ -186,13 +239,25 @@ def _look_into(store: Store, queue: Queue, entry: IndexEntry, message_id: Messag
         view = BatchView.parse(b"".join(buffers))
         stored = view.message_ids()
     except UNREADABLE as cause:
-        log.error("the batch at sequence %d of %s cannot be read and is skipped: %r", entry.base_sequence, queue.id, cause)
+        log.error(
+            "the batch at sequence %d of %s cannot be read and is skipped: %r",
+            entry.base_sequence,
+            queue.id,
+            cause,
+        )
         return None
     if stored is not None:
         wanted = message_id.to_bytes()
         return FoundMessage(queue, view, stored.index(wanted)) if wanted in stored else None
-    is_its = (entry.producer_id, entry.batch_sequence) == (message_id.producer_id, message_id.batch_sequence)
-    return FoundMessage(queue, view, message_id.index) if is_its and message_id.index < entry.count else None
+    is_its = (entry.producer_id, entry.batch_sequence) == (
+        message_id.producer_id,
+        message_id.batch_sequence,
+    )
+    return (
+        FoundMessage(queue, view, message_id.index)
+        if is_its and message_id.index < entry.count
+        else None
+    )
 
 
 COPY_LOOK: Final = 200
@@ -204,12 +269,23 @@ def event_of(event: TrailEvent) -> pb.MessageEvent:
 
 
 def state_of_share(
-    broker: Broker, broker_group: str, queue: Queue, group: str, share: GroupState, trail: MessageEvents, message_id: bytes
+    broker: Broker,
+    broker_group: str,
+    queue: Queue,
+    group: str,
+    share: GroupState,
+    trail: MessageEvents,
+    message_id: bytes,
 ) -> pb.MessageState:
     """The state on an unordered subject. `trail`: the message's history."""
     now = standing(share, trail.sequence)
     state = pb.MessageState(
-        group=group, state=now.where.value, last=_last(trail), consumer=now.consumer, attempt=now.attempt, consumers=len(share.holders)
+        group=group,
+        state=now.where.value,
+        last=_last(trail),
+        consumer=now.consumer,
+        attempt=now.attempt,
+        consumers=len(share.holders),
     )
     state.attempts_max = broker.rules.settings(queue.id.subject, group).attempts_max
     state.is_paused = broker.rules.is_paused(queue.id.subject, group, "", "")
@@ -219,7 +295,11 @@ def state_of_share(
         _add_lease(broker, queue, share, state)
     elif now.where is MessagePlace.WAITING:
         state.due_ms = now.due_ms
-    elif now.where is MessagePlace.DONE and trail.now.where is MessagePlace.DYING and trail.last is not None:
+    elif (
+        now.where is MessagePlace.DONE
+        and trail.now.where is MessagePlace.DYING
+        and trail.last is not None
+    ):
         state.state, state.attempt = "dead", trail.now.attempt
         letter = _letter_of(broker, dead_letter_subject(group), message_id, trail.last.time_ms)
         if letter is not None:
@@ -233,15 +313,21 @@ def _last(trail: MessageEvents | LaneMessageEvents) -> pb.MessageEvent | None:
 
 
 def _add_lease(broker: Broker, queue: Queue, share: GroupState, state: pb.MessageState) -> None:
-    group = next((each for each in broker.dispatch.groups.of_queue(queue) if each.name == state.group), None)
+    group = next(
+        (each for each in broker.dispatch.groups.of_queue(queue) if each.name == state.group), None
+    )
     now_ms = broker.clock.monotonic_ms()
     seen_ms = group.seen_ms.get(state.consumer, now_ms) if group is not None else now_ms
     state.lease_left_ms = max(share.holders[state.consumer].lease_ms - (now_ms - seen_ms), 0)
     client = broker.dispatch.groups.clients().get((id(group), state.consumer), "")
-    state.is_consumer_paused = broker.rules.is_paused(queue.id.subject, state.group, state.consumer, client)
+    state.is_consumer_paused = broker.rules.is_paused(
+        queue.id.subject, state.group, state.consumer, client
+    )
 
 
-def _letter_of(broker: Broker, subject: str, message_id: bytes, died_ms: int) -> FoundMessage | None:
+def _letter_of(
+    broker: Broker, subject: str, message_id: bytes, died_ms: int
+) -> FoundMessage | None:
     """The message's copy in the dead-letter queue, if it is kept. Raises LogDamaged."""
     queue = broker.store.queue(subject, 0)
     if queue is None or queue.index.count == queue.index.first:
@@ -259,19 +345,27 @@ def _letter_of(broker: Broker, subject: str, message_id: bytes, died_ms: int) ->
     return None
 
 
-def state_of_lane(broker: Broker, queue: Queue, group: str, share: GroupLaneState, trail: LaneMessageEvents) -> pb.MessageState:
+def state_of_lane(
+    broker: Broker, queue: Queue, group: str, share: GroupLaneState, trail: LaneMessageEvents
+) -> pb.MessageState:
     """The state on a partition of an ordered subject."""
     now = where(share, trail.sequence, trail.lp)
     where_now = "parked" if now is MessagePlace.WAITING else now.value
-    state = pb.MessageState(group=group, state=where_now, last=_last(trail), consumers=len(share.holders))
+    state = pb.MessageState(
+        group=group, state=where_now, last=_last(trail), consumers=len(share.holders)
+    )
     state.is_paused = broker.rules.is_paused(queue.id.subject, group, "", "")
     state.attempt = share.failures.get(trail.sequence, 0)
     holder = holder_of(share, trail.lp)
     if holder is not None:
         state.consumer = holder.consumer
-        state.lease_left_ms = max(holder.lease_ms - broker.lanes.seen_ms_ago(queue, group, holder.token), 0)
+        state.lease_left_ms = max(
+            holder.lease_ms - broker.lanes.seen_ms_ago(queue, group, holder.token), 0
+        )
         client = broker.lanes.client_of(queue, group, holder.token)
-        state.is_consumer_paused = broker.rules.is_paused(queue.id.subject, group, holder.consumer, client)
+        state.is_consumer_paused = broker.rules.is_paused(
+            queue.id.subject, group, holder.consumer, client
+        )
     if now is MessagePlace.NEW:
         state.behind = _left_before(queue, share, trail)
     for parked in share.parked.values():
@@ -285,7 +379,13 @@ def _left_before(queue: Queue, share: GroupLaneState, trail: LaneMessageEvents) 
     for part in share.progress:
         if part.lps.first <= trail.lp < part.lps.end:
             begin = max(part.done_before, queue.start_sequence)
-            done = sum([min(end, trail.sequence) - max(first, begin) for first, end in part.done if first < trail.sequence and end > begin])
+            done = sum(
+                [
+                    min(end, trail.sequence) - max(first, begin)
+                    for first, end in part.done
+                    if first < trail.sequence and end > begin
+                ]
+            )
             return max(trail.sequence - begin - done, 0)
     return trail.sequence - queue.start_sequence
 
@@ -321,9 +421,13 @@ class _Scan:
             if QueueId(subject, partition) != self.queue.id or self.group not in ("", group):
                 continue
             if kind:
-                self.lanes[group] = LaneMessageEvents(group, self.sequence, self.lp, GroupLaneState.from_state(state))
+                self.lanes[group] = LaneMessageEvents(
+                    group, self.sequence, self.lp, GroupLaneState.from_state(state)
+                )
             else:
-                self.trails[group] = MessageEvents(group, self.sequence, GroupState.from_state(state))
+                self.trails[group] = MessageEvents(
+                    group, self.sequence, GroupState.from_state(state)
+                )
 
     def read(self, entry: Entry) -> list[TrailEvent]:
         """Apply the log's next entry. An entry that does not contain the subject's name is not about the message."""
@@ -336,7 +440,10 @@ class _Scan:
 
     def apply(self, action: AnyAction, time_ms: int) -> list[TrailEvent]:
         """Apply one action."""
-        if isinstance(action, ScheduleAction) or QueueId(action.subject, Partition(action.partition)) != self.queue.id:
+        if (
+            isinstance(action, ScheduleAction)
+            or QueueId(action.subject, Partition(action.partition)) != self.queue.id
+        ):
             return []
         if isinstance(action, DropQueue):
             self.trails.clear()
@@ -347,7 +454,9 @@ class _Scan:
         if isinstance(action, LaneAction):
             lanes = self.lanes.get(action.group)
             if lanes is None:
-                lanes = self.lanes[action.group] = LaneMessageEvents(action.group, self.sequence, self.lp)
+                lanes = self.lanes[action.group] = LaneMessageEvents(
+                    action.group, self.sequence, self.lp
+                )
             return lanes.apply(action, time_ms)
         if isinstance(action, Forget) and self.lanes.pop(action.group, None) is not None:
             return [TrailEvent(time_ms, action.group, "forget")]
@@ -359,17 +468,36 @@ class _Scan:
     def cursor(self) -> bytes:
         trails = [each.to_state() for each in self.trails.values()]
         lanes = [each.to_state() for each in self.lanes.values()]
-        return msgspec.msgpack.encode([[self.position, self.known_since_ms, self.lp, self.index, self.message_id], trails, lanes])
+        return msgspec.msgpack.encode(
+            [
+                [self.position, self.known_since_ms, self.lp, self.index, self.message_id],
+                trails,
+                lanes,
+            ]
+        )
 
     def resume(self, cursor: bytes) -> None:
         """Raises InvalidArgument."""
         try:
             known, trails, lanes = msgspec.msgpack.decode(cursor, strict=False)
             self.position, self.known_since_ms, self.lp, self.index, self.message_id = known
-            self.trails = {each[0]: MessageEvents.from_state(self.sequence, each) for each in trails}
-            self.lanes = {each[0]: LaneMessageEvents.from_state(self.sequence, each) for each in lanes}
-        except (msgspec.MsgspecError, AttributeError, TypeError, ValueError, IndexError, KeyError) as cause:
-            raise InvalidArgument("this cursor is not from an earlier answer: begin without a cursor") from cause
+            self.trails = {
+                each[0]: MessageEvents.from_state(self.sequence, each) for each in trails
+            }
+            self.lanes = {
+                each[0]: LaneMessageEvents.from_state(self.sequence, each) for each in lanes
+            }
+        except (
+            msgspec.MsgspecError,
+            AttributeError,
+            TypeError,
+            ValueError,
+            IndexError,
+            KeyError,
+        ) as cause:
+            raise InvalidArgument(
+                "this cursor is not from an earlier answer: begin without a cursor"
+            ) from cause
 
 
 class MessageHistory:
@@ -377,7 +505,9 @@ class MessageHistory:
         self._broker = broker
         self._group = broker_group
 
-    async def follow(self, subject: str, partition: int, sequence: int, group: str = "", cursor: bytes = b"") -> pb.TraceMessageResponse:
+    async def follow(
+        self, subject: str, partition: int, sequence: int, group: str = "", cursor: bytes = b""
+    ) -> pb.TraceMessageResponse:
         """The next page of a message's trail; the last one if its `cursor` is empty.
 
         Raises UnknownSubject, MessageNotFound, InvalidArgument (also if retention was faster than the cursor), NotMaster, LogDamaged.
@@ -386,7 +516,9 @@ class MessageHistory:
         queue = self._broker.store.queue(subject, partition)
         if queue is None:
             self._broker.subjects.settings(subject)
-            raise MessageNotFound(f"no message was ever stored in partition {partition} of {subject!r} here")
+            raise MessageNotFound(
+                f"no message was ever stored in partition {partition} of {subject!r} here"
+            )
         scan = _Scan(queue, sequence, group, lp=-1, position=0)
         if cursor:
             scan.resume(cursor)
@@ -404,7 +536,9 @@ class MessageHistory:
         """The start of the trail in the action log, and the state at that position."""
         store, queue = self._broker.store, scan.queue
         if not queue.start_sequence <= scan.sequence < queue.visible_sequence:
-            raise MessageNotFound(f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, not {scan.sequence}")
+            raise MessageNotFound(
+                f"{queue.id} holds {queue.start_sequence} to {queue.visible_sequence - 1}, not {scan.sequence}"
+            )
         entry = queue.index.entry(queue.index.find_sequence(scan.sequence))
         buffers = store.read(queue, entry)
         try:
@@ -414,10 +548,18 @@ class MessageHistory:
             if lps is not None:
                 scan.lp = int(lps[place])
             ids = view.message_ids()
-            number = view.header.batch_sequence % BATCH_NUMBERS  # an older version accepted larger ones
-            scan.message_id = bytes(ids[place]) if ids is not None else MessageId(view.header.producer_id, number, place).to_bytes()
+            number = (
+                view.header.batch_sequence % BATCH_NUMBERS
+            )  # an older version accepted larger ones
+            scan.message_id = (
+                bytes(ids[place])
+                if ids is not None
+                else MessageId(view.header.producer_id, number, place).to_bytes()
+            )
         except UNREADABLE as cause:
-            raise CorruptBatch(f"the entry at sequence {scan.sequence} of {queue.id} is not a message: {cause}") from cause
+            raise CorruptBatch(
+                f"the entry at sequence {scan.sequence} of {queue.id} is not a message: {cause}"
+            ) from cause
         actions = store.actions
         scan.index = view.envelope.index
         scan.position, index = segment_before(actions, scan.index)
@@ -445,7 +587,9 @@ class MessageHistory:
                     paused = scan.position
                     await asyncio.sleep(0)
                     if self._broker.store is not store or not self._broker.is_serving:
-                        raise NotMaster("this broker lost the mastership during the search: ask the new master")
+                        raise NotMaster(
+                            "this broker lost the mastership during the search: ask the new master"
+                        )
                     _require_kept(scan, actions)
         except CorruptBatch as cause:
             raise damaged(actions, scan.position, cause, ACTIONS) from cause
@@ -456,17 +600,23 @@ class MessageHistory:
         for name, share in sorted(queue.shares.items()):
             if scan.group in ("", name):
                 trail = scan.trails.get(name) or MessageEvents(name, scan.sequence, share)
-                yield state_of_share(self._broker, self._group, queue, name, share, trail, scan.message_id)
+                yield state_of_share(
+                    self._broker, self._group, queue, name, share, trail, scan.message_id
+                )
         for name, lanes in sorted(queue.lanes.items()):
             if scan.group in ("", name):
-                lane_trail = scan.lanes.get(name) or LaneMessageEvents(name, scan.sequence, scan.lp, lanes)
+                lane_trail = scan.lanes.get(name) or LaneMessageEvents(
+                    name, scan.sequence, scan.lp, lanes
+                )
                 yield state_of_lane(self._broker, queue, name, lanes, lane_trail)
 
 
 def _require_kept(scan: _Scan, actions: Segments) -> None:
     """Raises InvalidArgument."""
     if scan.position < actions.start:
-        raise InvalidArgument("retention deleted the part of the action log at the cursor: begin without a cursor")
+        raise InvalidArgument(
+            "retention deleted the part of the action log at the cursor: begin without a cursor"
+        )
 
 
 def segment_before(segments: Segments, index: int) -> tuple[int, int]:

@@ -33,12 +33,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import qmq
-from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, Places, newest_done, places_of, with_note
+from qmq.cli.mirroring.mirror_notes import (
+    MirrorNote,
+    MirrorRecord,
+    Places,
+    newest_done,
+    places_of,
+    with_note,
+)
 from qmq.cli.transfer.loading import LoadJournal, RecordLoader
 from qmq.cli.transfer.message_source import MessageRange, MessageSource, TransferRecord, record_of
 from qmq.client.consuming.ordered.membership import Member
 from qmq.client.metadata.cache import Partial
-from qmq.errors import InvalidArgument, InvariantBroken, NotConnected, QmqError, SubjectExists, UnknownGroup
+from qmq.errors import (
+    InvalidArgument,
+    InvariantBroken,
+    NotConnected,
+    QmqError,
+    SubjectExists,
+    UnknownGroup,
+)
 from qmq.limits import MIB
 from qmq.log.disk import Disk
 from qmq.model import is_dead_letters
@@ -78,7 +92,9 @@ class MirrorSource:
             if self._there in path:
                 self.left_out += 1
                 continue
-            yield replace(record, headers={**record.headers, PATH: ",".join((*path, self._here)).encode()})
+            yield replace(
+                record, headers={**record.headers, PATH: ",".join((*path, self._here)).encode()}
+            )
 
     def mark(self) -> list[list[Any]]:
         return self._messages.mark()
@@ -87,7 +103,15 @@ class MirrorSource:
 class MirrorSubject:
     """One subject. `folder` has the state files of the mirror; one process uses them at a time. Raises InvalidArgument."""
 
-    def __init__(self, source: qmq.Client, target: qmq.Client, subject: str, here: str, there: str, folder: Path) -> None:
+    def __init__(
+        self,
+        source: qmq.Client,
+        target: qmq.Client,
+        subject: str,
+        here: str,
+        there: str,
+        folder: Path,
+    ) -> None:
         self._source, self._target = source, target
         self.subject = subject
         self._here, self._there = here, there
@@ -114,7 +138,13 @@ class MirrorSubject:
         """
         self._shorten()
         state = self._journal.state
-        source = MirrorSource(self._source, self.subject, self._here, self._there, None if state is None else state.mark)
+        source = MirrorSource(
+            self._source,
+            self.subject,
+            self._here,
+            self._there,
+            None if state is None else state.mark,
+        )
         loader = RecordLoader(self._target, self.subject, self._journal)
         self._running = loader, source
         try:
@@ -188,7 +218,9 @@ async def plain_progress(source: qmq.Client, subject: str) -> dict[str, Done]:
     return found
 
 
-def ordered_progress(described: pb.DescribeRouteResponse, mark_queues: list[tuple[str, int]]) -> dict[str, Done]:
+def ordered_progress(
+    described: pb.DescribeRouteResponse, mark_queues: list[tuple[str, int]]
+) -> dict[str, Done]:
     """The progress of each group of an ordered subject, on the queues of the mirror's mark. A partition of an older route version that the
     group has left is done. Pure.
     """
@@ -196,7 +228,8 @@ def ordered_progress(described: pb.DescribeRouteResponse, mark_queues: list[tupl
     for group in described.groups:
         listed = {each.partition: each for each in group.partitions}
         found[group.group] = {
-            (name, partition): _done_on(listed[partition]) if partition in listed else math.inf for name, partition in mark_queues
+            (name, partition): _done_on(listed[partition]) if partition in listed else math.inf
+            for name, partition in mark_queues
         }
     return found
 
@@ -204,14 +237,18 @@ def ordered_progress(described: pb.DescribeRouteResponse, mark_queues: list[tupl
 def _done_on(status: control.PartitionStatus) -> float:
     if not status.progress:
         return float(status.start_sequence)
-    return min(math.inf if each.is_finished else float(each.done_before) for each in status.progress)
+    return min(
+        math.inf if each.is_finished else float(each.done_before) for each in status.progress
+    )
 
 
 def hold_at_parked(done: Done, group: pb.OrderedGroup, keys: Iterable[control.ParkedKey]) -> None:
     """Parked messages count as done, and the target does not know that they are parked: the group stays before the first of them. The list
     of keys has the first ones, partition by partition: where messages are parked of which it has none, the group stays at the beginning.
     """
-    first = {each.partition: each.start_sequence for each in group.partitions if each.parked_messages}
+    first = {
+        each.partition: each.start_sequence for each in group.partitions if each.parked_messages
+    }
     for partition, found in groupby((key for key in keys if key.messages), attrgetter("partition")):
         first[partition] = min(key.first_sequence for key in found)
     for queue in done:
@@ -224,7 +261,15 @@ def goes_back(group: pb.OrderedGroup, places: Done, ends: Done) -> bool:
     """
     listed = {(each.broker_group, each.partition): each for each in group.partitions}
     done = {
-        queue: max([0.0, *(end if each.is_finished else float(each.done_before) for each in listed[queue].progress)])
+        queue: max(
+            [
+                0.0,
+                *(
+                    end if each.is_finished else float(each.done_before)
+                    for each in listed[queue].progress
+                ),
+            ]
+        )
         if queue in listed
         else end
         for queue, end in ends.items()
@@ -234,15 +279,24 @@ def goes_back(group: pb.OrderedGroup, places: Done, ends: Done) -> bool:
 
 def _require_complete(found: Partial[_T]) -> Partial[_T]:
     if found.silent:
-        raise NotConnected(f"{', '.join(sorted(found.silent))} did not answer: groups are moved later")
+        raise NotConnected(
+            f"{', '.join(sorted(found.silent))} did not answer: groups are moved later"
+        )
     return found
 
 
 class MirroredGroups:
     """The groups of one subject."""
 
-    def __init__(self, source: qmq.Client, target: qmq.Client, subject: str, *, is_ordered: bool) -> None:
-        self._source, self._target, self._subject, self._is_ordered = source, target, subject, is_ordered
+    def __init__(
+        self, source: qmq.Client, target: qmq.Client, subject: str, *, is_ordered: bool
+    ) -> None:
+        self._source, self._target, self._subject, self._is_ordered = (
+            source,
+            target,
+            subject,
+            is_ordered,
+        )
         self.moves = 0
 
     async def move(self, record: MirrorRecord) -> MirrorRecord:
@@ -256,7 +310,11 @@ class MirroredGroups:
             note = newest_done(record.notes, done)
             if note is None or moved.get(group) == note.time_ms:
                 continue
-            if await (self._move_ordered(group, note) if self._is_ordered else self._move_plain(group, note)):
+            if await (
+                self._move_ordered(group, note)
+                if self._is_ordered
+                else self._move_plain(group, note)
+            ):
                 self.moves += 1
                 moved[group] = note.time_ms
         return replace(record, moved=moved)
@@ -266,11 +324,15 @@ class MirroredGroups:
             return await plain_progress(self._source, self._subject)
         described = await self._source.metadata.describe_route(self._subject)
         if described.silent_groups:
-            raise NotConnected(f"{', '.join(described.silent_groups)} did not answer: groups are moved later")
+            raise NotConnected(
+                f"{', '.join(described.silent_groups)} did not answer: groups are moved later"
+            )
         found = ordered_progress(described, list(newest.mark))
         for group in described.groups:
             if group.parked_keys:
-                keys = _require_complete(await self._source.metadata.parked(self._subject, group.group))
+                keys = _require_complete(
+                    await self._source.metadata.parked(self._subject, group.group)
+                )
                 hold_at_parked(found[group.group], group, keys)
         return found
 
@@ -286,19 +348,26 @@ class MirroredGroups:
             return False
         for (name, _), end in note.ends.items():
             if name in known and known[name].settled_before < end:
-                await self._target.metadata.reset_group(self._subject, group, sequence=end, broker_group=name, directly=False)
+                await self._target.metadata.reset_group(
+                    self._subject, group, sequence=end, broker_group=name, directly=False
+                )
         return True
 
     async def _known_plain(self, group: str) -> dict[str, control.Group]:
         try:
             return {
-                each.broker_group: each for each in _require_complete(await self._target.metadata.describe_groups(self._subject, group))
+                each.broker_group: each
+                for each in _require_complete(
+                    await self._target.metadata.describe_groups(self._subject, group)
+                )
             }
         except UnknownGroup:
             return {}
 
     async def _make_plain(self, group: str) -> None:
-        consumer = self._target.consumer(self._subject, group, name=MAKER, ack="explicit", prefetch=1)
+        consumer = self._target.consumer(
+            self._subject, group, name=MAKER, ack="explicit", prefetch=1
+        )
         try:
             await asyncio.wait_for(consumer.join(), JOIN_S)
         finally:
@@ -312,7 +381,9 @@ class MirroredGroups:
         places, ends = await self._places(time_ms - VERSIONS_MS), await self._places(_LAST_MS)
         described = await self._target.metadata.describe_route(self._subject)
         if described.silent_groups:
-            raise NotConnected(f"{', '.join(described.silent_groups)} did not answer: groups are moved later")
+            raise NotConnected(
+                f"{', '.join(described.silent_groups)} did not answer: groups are moved later"
+            )
         known = next((each for each in described.groups if each.group == group), None)
         if known is None:
             await self._make_ordered(group)
@@ -326,7 +397,10 @@ class MirroredGroups:
         behind = await anext(self._target.browse(self._subject, positions=note.ends), None)
         if behind is not None:
             return behind.append_time_ms
-        return max([each.append_time_ms async for each in self._target.browse(self._subject, last=1)], default=0)
+        return max(
+            [each.append_time_ms async for each in self._target.browse(self._subject, last=1)],
+            default=0,
+        )
 
     async def _places(self, time_ms: int) -> Done:
         found = await self._target.metadata.find_time(self._subject, max(time_ms, 1))
@@ -358,14 +432,26 @@ class ClusterMirror:
     """`here` and `there` are the names of source and target: the same in every mirror between clusters. `folder` keeps its state."""
 
     def __init__(
-        self, source: qmq.Client, target: qmq.Client, here: str, there: str, patterns: Iterable[str], folder: Path, *, moves_groups: bool
+        self,
+        source: qmq.Client,
+        target: qmq.Client,
+        here: str,
+        there: str,
+        patterns: Iterable[str],
+        folder: Path,
+        *,
+        moves_groups: bool,
     ) -> None:
         """Raises InvalidArgument."""
         for name in (here, there):
             if not re.fullmatch(r"[\w.-]{1,64}", name):
-                raise InvalidArgument(f"a cluster's name has up to 64 letters, digits, dots and dashes, not {name!r}")
+                raise InvalidArgument(
+                    f"a cluster's name has up to 64 letters, digits, dots and dashes, not {name!r}"
+                )
         if here == there:
-            raise InvalidArgument(f"source and target are both named {here!r}: give each cluster its own name")
+            raise InvalidArgument(
+                f"source and target are both named {here!r}: give each cluster its own name"
+            )
         try:
             self._patterns = [re.compile(each) for each in patterns]
         except re.error as cause:
@@ -392,9 +478,13 @@ class ClusterMirror:
         return sum(each.lag for each in self._mirrored.values())
 
     def _is_chosen(self, subject: str) -> bool:
-        return not is_dead_letters(subject) and any(each.fullmatch(subject) for each in self._patterns)
+        return not is_dead_letters(subject) and any(
+            each.fullmatch(subject) for each in self._patterns
+        )
 
-    async def _pass_subject(self, described: pb.SubjectDescription, gate: asyncio.Semaphore) -> None:
+    async def _pass_subject(
+        self, described: pb.SubjectDescription, gate: asyncio.Semaphore
+    ) -> None:
         name = described.settings.name
         async with gate:
             mirrored = self._mirrored.get(name)
@@ -402,7 +492,9 @@ class ClusterMirror:
                 if mirrored is None:
                     mirrored = self._mirrored[name] = await self._begin(described.settings)
                 ends, starts = places_in(described)
-                mirrored.lag = mirrored.subject.record.lag(ends, starts)  # shown while the round runs, which may take hours
+                mirrored.lag = mirrored.subject.record.lag(
+                    ends, starts
+                )  # shown while the round runs, which may take hours
                 if mirrored.lag or not mirrored.subject.record.notes:
                     await mirrored.subject.round(ends)
                 mirrored.lag = mirrored.subject.record.lag(ends, starts)
@@ -418,8 +510,15 @@ class ClusterMirror:
 
     async def _begin(self, settings: pb.SubjectSettings) -> _Mirrored:
         await self._make(settings)
-        subject = MirrorSubject(self._source, self._target, settings.name, self._here, self._there, self._folder)
-        return _Mirrored(subject, MirroredGroups(self._source, self._target, settings.name, is_ordered=bool(settings.order)))
+        subject = MirrorSubject(
+            self._source, self._target, settings.name, self._here, self._there, self._folder
+        )
+        return _Mirrored(
+            subject,
+            MirroredGroups(
+                self._source, self._target, settings.name, is_ordered=bool(settings.order)
+            ),
+        )
 
     async def _make(self, settings: pb.SubjectSettings) -> None:
         """Create the subject in the target, if it does not exist. Raises InvalidArgument if the target has it as another kind."""
@@ -432,14 +531,24 @@ class ClusterMirror:
                 return await self._make(settings)
         elif found.settings.order != settings.order:
             kinds = f"{settings.order or 'unordered'} in {self._here} and {found.settings.order or 'unordered'} in {self._there}"
-            raise InvalidArgument(f"subject {settings.name!r} is {kinds}: delete it in the target, or leave it out by --subject")
+            raise InvalidArgument(
+                f"subject {settings.name!r} is {kinds}: delete it in the target, or leave it out by --subject"
+            )
         return None
 
     def states(self) -> list[MirrorState]:
         """The state of each subject's mirror, for the metrics."""
         now_s = time.monotonic()
         return [
-            MirrorState(name, each.lag, each.subject.copied, each.subject.left_out, each.groups.moves, each.failures, now_s - each.well_s)
+            MirrorState(
+                name,
+                each.lag,
+                each.subject.copied,
+                each.subject.left_out,
+                each.groups.moves,
+                each.failures,
+                now_s - each.well_s,
+            )
             for name, each in sorted(self._mirrored.items())
         ]
 
@@ -451,4 +560,6 @@ class ClusterMirror:
 def places_in(described: pb.SubjectDescription) -> tuple[Places, Places]:
     """(ends, starts) of a subject's queues."""
     queues = {(each.broker_group, each.partition): each for each in described.queues}
-    return {key: each.next_sequence for key, each in queues.items()}, {key: each.start_sequence for key, each in queues.items()}
+    return {key: each.next_sequence for key, each in queues.items()}, {
+        key: each.start_sequence for key, each in queues.items()
+    }

@@ -34,12 +34,20 @@ class MirrorNote:
     time_ms: int
 
     def to_json(self) -> dict[str, Any]:
-        return {"mark": places_json(self.mark), "ends": places_json(self.ends), "time_ms": self.time_ms}
+        return {
+            "mark": places_json(self.mark),
+            "ends": places_json(self.ends),
+            "time_ms": self.time_ms,
+        }
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> MirrorNote:
         """The inverse of `to_json`. Raises ValueError, KeyError or TypeError."""
-        return cls(places_of(found["mark"]), places_of(found["ends"]), msgspec.convert(found["time_ms"], int))
+        return cls(
+            places_of(found["mark"]),
+            places_of(found["ends"]),
+            msgspec.convert(found["time_ms"], int),
+        )
 
     def is_done(self, done: Mapping[tuple[str, int], float]) -> bool:
         """Whether a group with this progress has done all messages of the note."""
@@ -52,13 +60,19 @@ def places_json(places: Places) -> list[list[Any]]:
 
 def places_of(found: list[list[Any]]) -> dict[tuple[str, int], int]:
     """The inverse of `places_json`. Raises ValueError or TypeError."""
-    return {(group, partition): place for group, partition, place in msgspec.convert(found, list[tuple[str, int, int]])}
+    return {
+        (group, partition): place
+        for group, partition, place in msgspec.convert(found, list[tuple[str, int, int]])
+    }
 
 
 def with_note(notes: tuple[MirrorNote, ...], new: MirrorNote) -> tuple[MirrorNote, ...]:
     """The notes, oldest first, with a newer one; thinned if they are too many."""
     if notes and notes[-1].mark == new.mark:
-        return (*notes[:-1], new)  # nothing was copied since: the newer one says the same of a later moment
+        return (
+            *notes[:-1],
+            new,
+        )  # nothing was copied since: the newer one says the same of a later moment
     found = (*notes, new)
     if len(found) <= NOTES_KEPT:
         return found
@@ -66,7 +80,9 @@ def with_note(notes: tuple[MirrorNote, ...], new: MirrorNote) -> tuple[MirrorNot
     return (*old[len(old) % 2 :: 2], *recent)
 
 
-def newest_done(notes: tuple[MirrorNote, ...], done: Mapping[tuple[str, int], float]) -> MirrorNote | None:
+def newest_done(
+    notes: tuple[MirrorNote, ...], done: Mapping[tuple[str, int], float]
+) -> MirrorNote | None:
     """The newest note whose messages a group has all done; None if there is no such note."""
     return next((each for each in reversed(notes) if each.is_done(done)), None)
 
@@ -85,15 +101,22 @@ class MirrorRecord:
 
     def encode(self) -> bytes:
         notes = [each.to_json() for each in self.notes]
-        return json.dumps({"notes": notes, "read_to": places_json(self.read_to), "moved": dict(self.moved)}).encode()
+        return json.dumps(
+            {"notes": notes, "read_to": places_json(self.read_to), "moved": dict(self.moved)}
+        ).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> MirrorRecord:
         """The inverse of `encode`. Raises ValueError, KeyError or TypeError."""
         found = parse_json(data)
         notes = tuple(MirrorNote.of_json(each) for each in found["notes"])
-        return cls(notes, places_of(found["read_to"]), msgspec.convert(found["moved"], dict[str, int]))
+        return cls(
+            notes, places_of(found["read_to"]), msgspec.convert(found["moved"], dict[str, int])
+        )
 
     def lag(self, ends: Places, starts: Places) -> int:
         """The number of messages of the source that were not read yet. Deleted messages do not count."""
-        return sum(max(0, end - max(self.read_to.get(queue, 0), starts.get(queue, 0))) for queue, end in ends.items())
+        return sum(
+            max(0, end - max(self.read_to.get(queue, 0), starts.get(queue, 0)))
+            for queue, end in ends.items()
+        )

@@ -33,31 +33,71 @@ BAR_STEP: Final = 500
 _MOMENT: Final = "2026-11-24T09:00:00Z, or an age: 90s, 10m, 2h, 3d."
 
 Subject = Annotated[str, typer.Argument(help="The subject.")]
-Rate = Annotated[float, typer.Option("--rate", min=0, help="At most this many messages per second; 0: no limit.")]
+Rate = Annotated[
+    float, typer.Option("--rate", min=0, help="At most this many messages per second; 0: no limit.")
+]
 Compression = Annotated[str | None, typer.Option(help="'zstd' or 'lz4'.")]
-Format = Annotated[str, typer.Option("--format", help="'jsonl' or 'parquet'; default: by the file's name.")]
+Format = Annotated[
+    str, typer.Option("--format", help="'jsonl' or 'parquet'; default: by the file's name.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RangeFlags:
     """Which messages of a subject are meant."""
 
-    at: Annotated[str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")] = None
-    until: Annotated[str | None, typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}")] = None
-    first: Annotated[int | None, typer.Option("--from-sequence", min=0, help="First sequence of each queue.")] = None
-    end: Annotated[int | None, typer.Option("--until-sequence", min=0, help="Stop before this sequence in each queue.")] = None
-    partition: Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.")] = None
-    broker_group: Annotated[str, typer.Option("--broker-group", help="Only messages of this broker group.")] = ""
+    at: Annotated[
+        str | None, typer.Option("--at", help=f"Start at messages stored at this time: {_MOMENT}")
+    ] = None
+    until: Annotated[
+        str | None,
+        typer.Option("--until", help=f"Stop before messages stored at this time: {_MOMENT}"),
+    ] = None
+    first: Annotated[
+        int | None, typer.Option("--from-sequence", min=0, help="First sequence of each queue.")
+    ] = None
+    end: Annotated[
+        int | None,
+        typer.Option("--until-sequence", min=0, help="Stop before this sequence in each queue."),
+    ] = None
+    partition: Annotated[
+        int | None, typer.Option("--partition", min=0, help="Only this partition.")
+    ] = None
+    broker_group: Annotated[
+        str, typer.Option("--broker-group", help="Only messages of this broker group.")
+    ] = ""
     key: Annotated[str | None, typer.Option("--key", help="Only messages with this key.")] = None
-    key_from: Annotated[str | None, typer.Option("--from-key", help="Only keys at or after this one, compared byte by byte.")] = None
-    key_before: Annotated[str | None, typer.Option("--until-key", help="Only keys before this one.")] = None
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="Only messages with one of these tags; repeatable.")] = None
+    key_from: Annotated[
+        str | None,
+        typer.Option("--from-key", help="Only keys at or after this one, compared byte by byte."),
+    ] = None
+    key_before: Annotated[
+        str | None, typer.Option("--until-key", help="Only keys before this one.")
+    ] = None
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", help="Only messages with one of these tags; repeatable."),
+    ] = None
 
     def chosen(self) -> MessageRange:
         """The range given by the options. Raises InvalidArgument."""
-        one, low, high = [None if each is None else parse_key(each) for each in (self.key, self.key_from, self.key_before)]
+        one, low, high = [
+            None if each is None else parse_key(each)
+            for each in (self.key, self.key_from, self.key_before)
+        ]
         start, stop, tags = moment(self.at), moment(self.until), tuple(self.tag or ())
-        return MessageRange(start, stop, self.first, self.end, self.partition, self.broker_group, one, low, high, tags)
+        return MessageRange(
+            start,
+            stop,
+            self.first,
+            self.end,
+            self.partition,
+            self.broker_group,
+            one,
+            low,
+            high,
+            tags,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +105,18 @@ class ExportOptions(RangeFlags):
     """Options of `qmq export`."""
 
     subject: Subject
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="The file to write; default: standard output.")] = None
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="The file to write; default: standard output."),
+    ] = None
     form: Format = ""
-    body: Annotated[str, typer.Option("--body", help="'auto': UTF-8 bodies as text, others as base64; 'base64': all as base64.")] = "auto"
+    body: Annotated[
+        str,
+        typer.Option(
+            "--body",
+            help="'auto': UTF-8 bodies as text, others as base64; 'base64': all as base64.",
+        ),
+    ] = "auto"
     as_json: Json = False
     server: Server = SERVER
 
@@ -85,7 +134,12 @@ def export(_: typer.Context, options: ExportOptions) -> None:
     except (InvalidArgument, OSError) as failure:
         fail(failure)
     if options.file is not None:
-        show("exported", ("subject", "messages", "file"), [(options.subject, count, str(options.file))], as_json=options.as_json)
+        show(
+            "exported",
+            ("subject", "messages", "file"),
+            [(options.subject, count, str(options.file))],
+            as_json=options.as_json,
+        )
 
 
 async def _export(options: ExportOptions, chosen: MessageRange, form: RecordForm) -> int:
@@ -94,7 +148,9 @@ async def _export(options: ExportOptions, chosen: MessageRange, form: RecordForm
     async with qmq.connect(options.server, create_subjects=False) as mq:
         total = await stored_count(mq, subject)
         writer = writer_of(form, file, as_base64=options.body == "base64")
-        with counting(f"exporting {subject}", total, quiet=options.as_json or file is None) as completed:
+        with counting(
+            f"exporting {subject}", total, quiet=options.as_json or file is None
+        ) as completed:
             async for message in MessageSource(mq, subject, chosen).messages():
                 writer.write(record_of(message), place_of(message))
                 count += 1
@@ -116,11 +172,16 @@ async def stored_count(mq: qmq.Client, subject: str) -> int:
 
 def load(
     subject: Subject,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="The file to read; default: standard input.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The file to read; default: standard input.")
+    ] = None,
     form: Format = "",
     state: Annotated[
         Path | None,
-        typer.Option("--state", help=f"File that records the progress; default: FILE.SUBJECT{STATE_SUFFIX}, or none for standard input."),
+        typer.Option(
+            "--state",
+            help=f"File that records the progress; default: FILE.SUBJECT{STATE_SUFFIX}, or none for standard input.",
+        ),
     ] = None,
     rate: Rate = 0.0,
     compression: Compression = None,
@@ -152,15 +213,26 @@ LOAD_COLUMNS: Final = ("subject", "messages", "stored now", "stored before")
 
 
 async def _load(
-    server: str, subject: str, journal: LoadJournal, form: RecordForm, file: Path | None, rate: float, compression: str | None, quiet: bool
+    server: str,
+    subject: str,
+    journal: LoadJournal,
+    form: RecordForm,
+    file: Path | None,
+    rate: float,
+    compression: str | None,
+    quiet: bool,
 ) -> tuple[str, int, int, int]:
     done = journal.state
     if done is not None and done.is_done:
         return (subject, done.records, 0, done.records)
     source = FileSource(form, file, 0 if done is None else done.mark or 0)
     async with qmq.connect(server, create_subjects=False) as mq:
-        with counting(f"importing to {subject}", None if quiet else count_of(form, file), quiet=quiet) as completed:
-            loader = RecordLoader(mq, subject, journal, rate=rate, compression=compression, progress=completed)
+        with counting(
+            f"importing to {subject}", None if quiet else count_of(form, file), quiet=quiet
+        ) as completed:
+            loader = RecordLoader(
+                mq, subject, journal, rate=rate, compression=compression, progress=completed
+            )
             await keep_saying(loader.load(source), journal)
             total = source.mark()
             completed(total)
@@ -185,12 +257,23 @@ class CopyOptions(RangeFlags):
 
     source: Annotated[str, typer.Argument(help="The subject to read.")]
     target: Annotated[str, typer.Argument(help="The subject to write; it must exist.")]
-    to_context: Annotated[str, typer.Option("--to-context", help="The target cluster's context: see `qmq context list`.")] = ""
+    to_context: Annotated[
+        str,
+        typer.Option("--to-context", help="The target cluster's context: see `qmq context list`."),
+    ] = ""
     to_server: Annotated[
-        str, typer.Option("--to-server", help="The target cluster's metaservers; TLS and token are the same as for the source.")
+        str,
+        typer.Option(
+            "--to-server",
+            help="The target cluster's metaservers; TLS and token are the same as for the source.",
+        ),
     ] = ""
     state: Annotated[
-        Path | None, typer.Option("--state", help="File that records the progress; default: a file of this copy in the state folder.")
+        Path | None,
+        typer.Option(
+            "--state",
+            help="File that records the progress; default: a file of this copy in the state folder.",
+        ),
     ] = None
     rate: Rate = 0.0
     compression: Compression = None
@@ -209,10 +292,24 @@ def copy(_: typer.Context, options: CopyOptions) -> None:
         chosen = options.chosen()
         there = target_of(options.server, options.to_context, options.to_server)
         if options.source == options.target and there.server == options.server:
-            raise InvalidArgument(f"{options.source!r} would be copied into itself: give another subject or another cluster")
-        words = {name: text for name, text in (("start", options.at), ("end", options.until)) if text is not None}
-        meant = {**chosen.to_json(), **words}  # "2h" is another time at each run, but the same arguments mean the same copy.
-        load = {"from": [options.server, options.source], "subject": options.target, "to": there.server, "range": meant}
+            raise InvalidArgument(
+                f"{options.source!r} would be copied into itself: give another subject or another cluster"
+            )
+        words = {
+            name: text
+            for name, text in (("start", options.at), ("end", options.until))
+            if text is not None
+        }
+        meant = {
+            **chosen.to_json(),
+            **words,
+        }  # "2h" is another time at each run, but the same arguments mean the same copy.
+        load = {
+            "from": [options.server, options.source],
+            "subject": options.target,
+            "to": there.server,
+            "range": meant,
+        }
         journal = LoadJournal(options.state or default_state(load), load)
     except (OSError, QmqError) as failure:
         fail(failure)
@@ -231,7 +328,9 @@ def target_of(server: str, context: str, to_server: str) -> ClusterContext:
         return ClusterContext("", to_server or server)
     found = ContextFile.of_user().find(context)
     if not found.server:
-        raise InvalidArgument(f"context {context!r} names no server: `qmq context add {context} --server HOST:PORT`")
+        raise InvalidArgument(
+            f"context {context!r} names no server: `qmq context add {context} --server HOST:PORT`"
+        )
     return found
 
 
@@ -240,7 +339,9 @@ def connected(there: ClusterContext) -> Client:
     and are never sent to another cluster. Raises InvalidArgument."""
     if not there.name:
         return qmq.connect(there.server, create_subjects=False)
-    return Client(there.server, create_subjects=False, network=network_of(environment=there.variables()))
+    return Client(
+        there.server, create_subjects=False, network=network_of(environment=there.variables())
+    )
 
 
 def default_state(load: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Path:
@@ -251,7 +352,9 @@ def default_state(load: Mapping[str, Any], environment: Mapping[str, str] = os.e
     return folder / f"{load['from'][1]}-to-{load['subject']}-{name}"
 
 
-async def _copy(options: CopyOptions, there: ClusterContext, chosen: MessageRange, journal: LoadJournal) -> tuple[str, int, int, int]:
+async def _copy(
+    options: CopyOptions, there: ClusterContext, chosen: MessageRange, journal: LoadJournal
+) -> tuple[str, int, int, int]:
     state = journal.state
     before = 0 if state is None else state.records
     source, target = options.source, options.target
@@ -259,7 +362,14 @@ async def _copy(options: CopyOptions, there: ClusterContext, chosen: MessageRang
         messages = MessageSource(here, source, chosen, None if state is None else state.mark)
         left = max(await stored_count(here, source), before)
         with counting(f"copying {source} to {target}", left, quiet=options.as_json) as completed:
-            loader = RecordLoader(mq, target, journal, rate=options.rate, compression=options.compression, progress=completed)
+            loader = RecordLoader(
+                mq,
+                target,
+                journal,
+                rate=options.rate,
+                compression=options.compression,
+                progress=completed,
+            )
             await keep_saying(loader.load(messages), journal)
             total = journal.state.records if journal.state is not None else 0
             completed(total)

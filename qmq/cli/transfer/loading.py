@@ -63,13 +63,27 @@ class LoadState:
 
     def to_json(self) -> dict[str, Any]:
         """The state as a JSON value."""
-        ends = [[group, partition, sequence] for (group, partition), sequence in sorted(self.ends.items())]
-        return {"base": f"{self.base:016x}", "mark": self.mark, "ends": ends, "records": self.records, "is_done": self.is_done}
+        ends = [
+            [group, partition, sequence]
+            for (group, partition), sequence in sorted(self.ends.items())
+        ]
+        return {
+            "base": f"{self.base:016x}",
+            "mark": self.mark,
+            "ends": ends,
+            "records": self.records,
+            "is_done": self.is_done,
+        }
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> LoadState:
         """The inverse of `to_json`. Raises ValueError, KeyError or TypeError."""
-        ends = {(group, partition): sequence for group, partition, sequence in msgspec.convert(found["ends"], list[tuple[str, int, int]])}
+        ends = {
+            (group, partition): sequence
+            for group, partition, sequence in msgspec.convert(
+                found["ends"], list[tuple[str, int, int]]
+            )
+        }
         if re.fullmatch(r"[0-9a-f]{1,16}", found["base"]) is None:
             raise ValueError(f"base {found['base'][:40]!r}")
         records, is_done = msgspec.convert((found["records"], found["is_done"]), tuple[int, bool])
@@ -93,7 +107,9 @@ class LoadJournal:
             self.state = self._read(path)
         except OSError:
             self.close()
-            raise InvalidArgument(f"{path} is in use by another process: wait for it, or give another file with --state") from None
+            raise InvalidArgument(
+                f"{path} is in use by another process: wait for it, or give another file with --state"
+            ) from None
         except InvalidArgument:
             self.close()
             raise
@@ -124,7 +140,9 @@ class LoadJournal:
     def save(self, state: LoadState) -> None:
         """Record the progress. It is on disk when this returns. Raises DiskFull, and the file is as it was then."""
         if self._fd >= 0:
-            line = (json.dumps({"version": VERSION, "load": self._load, **state.to_json()}) + "\n").encode()
+            line = (
+                json.dumps({"version": VERSION, "load": self._load, **state.to_json()}) + "\n"
+            ).encode()
             end = os.lseek(self._fd, 0, os.SEEK_CUR)
             try:
                 while line:
@@ -134,7 +152,9 @@ class LoadJournal:
                 os.ftruncate(self._fd, end)  # the next line must not continue a part of this one
                 os.lseek(self._fd, end, os.SEEK_SET)
                 if cause.errno in NO_SPACE:
-                    raise DiskFull(f"no space left for the state file {self.path}: free some space, then run the command again") from None
+                    raise DiskFull(
+                        f"no space left for the state file {self.path}: free some space, then run the command again"
+                    ) from None
                 raise
         self.state = state
 
@@ -179,7 +199,12 @@ class RecordLoader:
         note_s: float = NOTE_S,
     ) -> None:
         self._mq, self._subject, self._journal = mq, subject, journal
-        self._rate, self._compression, self._progress, self._note_s = rate, compression, progress, note_s
+        self._rate, self._compression, self._progress, self._note_s = (
+            rate,
+            compression,
+            progress,
+            note_s,
+        )
         self._batch: list[tuple[TransferRecord, bytes]] = []
         self._bytes = 0
         self._state = journal.state or LoadState(0, None, {}, 0)
@@ -202,7 +227,9 @@ class RecordLoader:
     async def _producer(self) -> Producer | OrderedProducer:
         found = await self._mq.metadata.find_subject(self._subject)
         if found is None:
-            raise UnknownSubject(f"there is no subject {self._subject!r}: create it with `qmq subject create {self._subject}`")
+            raise UnknownSubject(
+                f"there is no subject {self._subject!r}: create it with `qmq subject create {self._subject}`"
+            )
         make = self._mq.ordered_producer if found.settings.order else self._mq.producer
         return make(self._subject, compression=self._compression)
 
@@ -216,7 +243,9 @@ class RecordLoader:
         behind = self._mq.browse(self._subject, positions=self._state.ends)
         return Counter([message.id.to_bytes() async for message in behind])
 
-    async def _load(self, source: RecordSource, producer: Producer | OrderedProducer, stored: Counter[bytes]) -> None:
+    async def _load(
+        self, source: RecordSource, producer: Producer | OrderedProducer, stored: Counter[bytes]
+    ) -> None:
         number, begin_s = self._state.records, time.monotonic()
         noted_s = begin_s
         async for record in source.records():
@@ -238,10 +267,17 @@ class RecordLoader:
             return record.id.to_bytes()
         return MessageId(self._state.base, number >> 16, number & 0xFFFF).to_bytes()
 
-    def _put(self, record: TransferRecord, name: bytes, number: int, producer: Producer | OrderedProducer) -> None:
+    def _put(
+        self, record: TransferRecord, name: bytes, number: int, producer: Producer | OrderedProducer
+    ) -> None:
         if isinstance(producer, OrderedProducer) and not record.key:
-            raise InvalidArgument(f"record {number:,} has no key, and subject {self._subject!r} is ordered by key")
-        is_apart = self._batch and abs(_created_ms(record) - _created_ms(self._batch[0][0])) >= CREATED_SPAN_MS // 2
+            raise InvalidArgument(
+                f"record {number:,} has no key, and subject {self._subject!r} is ordered by key"
+            )
+        is_apart = (
+            self._batch
+            and abs(_created_ms(record) - _created_ms(self._batch[0][0])) >= CREATED_SPAN_MS // 2
+        )
         if is_apart or self._bytes + record.size > BATCH_BYTES:
             self._send(producer)
         self._batch.append((record, name))
@@ -274,7 +310,14 @@ class RecordLoader:
                 self._send(producer)
                 await asyncio.sleep(early_s)
 
-    async def _note(self, source: RecordSource, producer: Producer | OrderedProducer, number: int, *, is_done: bool) -> None:
+    async def _note(
+        self,
+        source: RecordSource,
+        producer: Producer | OrderedProducer,
+        number: int,
+        *,
+        is_done: bool,
+    ) -> None:
         """Wait until everything sent is stored, then note the progress."""
         self._send(producer)
         await producer.flush()

@@ -50,7 +50,14 @@ class TransferRecord:
 
 def record_of(message: BrowsedMessage) -> TransferRecord:
     """A stored message as a record."""
-    return TransferRecord(message.body, message.key_bytes, message.tags, message.headers, message.create_time_ms, message.id)
+    return TransferRecord(
+        message.body,
+        message.key_bytes,
+        message.tags,
+        message.headers,
+        message.create_time_ms,
+        message.id,
+    )
 
 
 def place_of(message: BrowsedMessage) -> dict[str, Any]:
@@ -102,17 +109,26 @@ class MessageRange:
             "end": None if self.end is None else self.end.isoformat(),
             "sequences": [self.first_sequence, self.end_sequence],
             "queue": [self.broker_group, self.partition],
-            "keys": [None if each is None else each.hex() for each in (self.key, self.key_from, self.key_before)],
+            "keys": [
+                None if each is None else each.hex()
+                for each in (self.key, self.key_from, self.key_before)
+            ],
             "tags": list(self.tags_any),
         }
-        return {name: value for name, value in texts.items() if value not in (None, [], [None, None], ["", None], [None] * 3)}
+        return {
+            name: value
+            for name, value in texts.items()
+            if value not in (None, [], [None, None], ["", None], [None] * 3)
+        }
 
 
 class MessageSource:
     """Reads the messages of a range, each queue in order, starting at a mark if one is given. A mark is a list of
     `[group, partition, sequence]`, one for each queue read so far."""
 
-    def __init__(self, mq: qmq.Client, subject: str, chosen: MessageRange, mark: Any = None) -> None:
+    def __init__(
+        self, mq: qmq.Client, subject: str, chosen: MessageRange, mark: Any = None
+    ) -> None:
         self._mq, self._subject, self._chosen = mq, subject, chosen
         self._next = {(group, partition): sequence for group, partition, sequence in mark or ()}
 
@@ -142,4 +158,7 @@ class MessageSource:
 
     def mark(self) -> list[list[Any]]:
         """The position in each queue."""
-        return [[group, partition, sequence] for (group, partition), sequence in sorted(self._next.items())]
+        return [
+            [group, partition, sequence]
+            for (group, partition), sequence in sorted(self._next.items())
+        ]

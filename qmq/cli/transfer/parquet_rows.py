@@ -76,9 +76,15 @@ class ParquetWriter:
 def parquet_records(path: Path, skip: int) -> Iterator[TransferRecord]:
     """The records of a file after the first `skip`. Only the column `body` is required. Raises InvalidArgument."""
     with _opened(path) as file:
-        known = [name for name in ("id", "key", "tags", "headers", "create_time", "body") if name in file.schema_arrow.names]
+        known = [
+            name
+            for name in ("id", "key", "tags", "headers", "create_time", "body")
+            if name in file.schema_arrow.names
+        ]
         if "body" not in known:
-            raise InvalidArgument(f"{path} has no column 'body': its columns are {', '.join(file.schema_arrow.names)}")
+            raise InvalidArgument(
+                f"{path} has no column 'body': its columns are {', '.join(file.schema_arrow.names)}"
+            )
         number = 0
         for batch in file.iter_batches(_rows_at_once(file.metadata), columns=known):
             if number + batch.num_rows <= skip:
@@ -103,7 +109,11 @@ def _opened(path: Path) -> Iterator[Any]:
         # The dictionary of a column is kept as one: a few bytes may stand for thousands of large values.
         footer = pq.read_metadata(path)
         columns = footer.schema.to_arrow_schema()
-        kept = [each.name for each in columns if each.name in ("body", "key") and not pa.types.is_nested(each.type)]
+        kept = [
+            each.name
+            for each in columns
+            if each.name in ("body", "key") and not pa.types.is_nested(each.type)
+        ]
         with pq.ParquetFile(path, metadata=footer, read_dictionary=kept) as file:
             yield file
     except (pa.ArrowException, OSError, OverflowError) as cause:

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 SHOWN_CHARS: Final = 80
 
 
-def json_line(record: TransferRecord, place: Mapping[str, Any], *, as_base64: bool = False) -> bytes:
+def json_line(
+    record: TransferRecord, place: Mapping[str, Any], *, as_base64: bool = False
+) -> bytes:
     """A record as a line with its newline. `as_base64`: encode every body, also text."""
     found = {
         **place,
@@ -67,10 +69,16 @@ def record_of_line(line: bytes, number: int) -> TransferRecord:
         found = parse_json(line)
         if not isinstance(found, dict):
             raise TypeError(f"it is {type(found).__name__}")
-        key, time_ms, headers = found.get("key"), found.get("create_time_ms"), found.get("headers") or {}
+        key, time_ms, headers = (
+            found.get("key"),
+            found.get("create_time_ms"),
+            found.get("headers") or {},
+        )
         is_time = time_ms is None or (type(time_ms) is int and 0 <= time_ms <= INT64_MAX)
         if not is_time or not isinstance(headers, dict):
-            raise TypeError("create_time_ms must be a number of milliseconds since 1970, and headers an object")
+            raise TypeError(
+                "create_time_ms must be a number of milliseconds since 1970, and headers an object"
+            )
         return TransferRecord(
             _bytes_of(found),
             None if key is None else parse_key(key),
@@ -81,7 +89,9 @@ def record_of_line(line: bytes, number: int) -> TransferRecord:
         )
     except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument) as cause:
         shown = line[:SHOWN_CHARS].decode(errors="replace").strip()
-        raise InvalidArgument(f'line {number:,} is not an object with a "body" or a "body_base64" ({cause}): {shown}') from None
+        raise InvalidArgument(
+            f'line {number:,} is not an object with a "body" or a "body_base64" ({cause}): {shown}'
+        ) from None
 
 
 def _bytes_of(found: dict[str, Any]) -> bytes:
@@ -117,7 +127,9 @@ class RecordForm(Enum):
         except ValueError:
             raise InvalidArgument(f"--format must be jsonl or parquet, not {name!r}") from None
         if form is cls.PARQUET and path is None:
-            raise InvalidArgument("Parquet needs a file, because it is not read or written sequentially: give --file")
+            raise InvalidArgument(
+                "Parquet needs a file, because it is not read or written sequentially: give --file"
+            )
         return form
 
 
@@ -137,7 +149,9 @@ class LineWriter:
             self._file.close()
 
 
-def writer_of(form: RecordForm, path: Path | None, *, as_base64: bool) -> LineWriter | ParquetWriter:
+def writer_of(
+    form: RecordForm, path: Path | None, *, as_base64: bool
+) -> LineWriter | ParquetWriter:
     """A writer of the partial file, or of standard output. Raises InvalidArgument."""
     if path is None:
         return LineWriter(sys.stdout.buffer, as_base64=as_base64)
@@ -179,7 +193,13 @@ def require_parquet() -> None:
 class FileSource:
     """The records of a file or of standard input after the first `skip`. A mark is a number of records."""
 
-    def __init__(self, form: RecordForm, path: Path | None, skip: int = 0, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        form: RecordForm,
+        path: Path | None,
+        skip: int = 0,
+        line_bytes_max: int = LINE_BYTES_MAX,
+    ) -> None:
         self._form, self._path, self._count, self._line_bytes_max = form, path, skip, line_bytes_max
 
     async def records(self) -> AsyncIterator[TransferRecord]:
@@ -215,7 +235,9 @@ def _lines(file: BinaryIO, skip: int, line_bytes_max: int) -> Iterator[TransferR
                 yield record_of_line(line, number)
 
 
-def bounded_lines(file: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX) -> Iterator[tuple[int, bytes]]:
+def bounded_lines(
+    file: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX
+) -> Iterator[tuple[int, bytes]]:
     """The lines with their numbers, from 1. Raises InvalidArgument for a line that is longer than any record, without reading it to its
     end: a file without newlines, or a pipe, has any length.
     """
@@ -223,7 +245,9 @@ def bounded_lines(file: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX) -> Itera
     while line := file.readline(line_bytes_max + 1):
         number += 1
         if len(line) > line_bytes_max:
-            raise InvalidArgument(f"line {number:,} has more than {line_bytes_max:,} bytes, as no message has: is this a file of lines?")
+            raise InvalidArgument(
+                f"line {number:,} has more than {line_bytes_max:,} bytes, as no message has: is this a file of lines?"
+            )
         yield number, line
 
 
@@ -234,7 +258,12 @@ def describe(form: RecordForm, path: Path | None) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             head = hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
-        return {"from": path.name, "format": form.value, "bytes": path.stat().st_size, "head": head[:16]}
+        return {
+            "from": path.name,
+            "format": form.value,
+            "bytes": path.stat().st_size,
+            "head": head[:16],
+        }
     except OSError as cause:
         raise InvalidArgument(f"{path} cannot be read: {cause}") from None
 

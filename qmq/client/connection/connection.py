@@ -57,7 +57,10 @@ from qmq.wire import reachable
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_stream import FrameStream
 
-_LASTING: Final[dict[type[QmqError], type[NeverReached]]] = {NameUnresolved: UnknownHost, TlsFailed: TlsRefused}
+_LASTING: Final[dict[type[QmqError], type[NeverReached]]] = {
+    NameUnresolved: UnknownHost,
+    TlsFailed: TlsRefused,
+}
 """What a failure that looks like a mistake becomes in the end."""
 
 
@@ -93,9 +96,15 @@ class ReachPatience:
     def judged(self, failure: QmqError, addresses: Collection[str]) -> QmqError:
         """The error to raise for a failure, now that none of these addresses can be reached."""
         lasting = _LASTING.get(type(failure))
-        if lasting is not None and not self._has_reached and self._is_over(self._mistaken_s, addresses):
+        if (
+            lasting is not None
+            and not self._has_reached
+            and self._is_over(self._mistaken_s, addresses)
+        ):
             return lasting(failure.message)
-        if isinstance(failure, NotConnected | TlsFailed) and self._is_over(self._failing_s, addresses):
+        if isinstance(failure, NotConnected | TlsFailed) and self._is_over(
+            self._failing_s, addresses
+        ):
             self._log(failure, addresses)
         return failure
 
@@ -106,7 +115,9 @@ class ReachPatience:
 
     def _is_over(self, since_s: Mapping[str, float], addresses: Collection[str]) -> bool:
         begun_s = [since_s.get(each) for each in addresses]
-        return all(each is not None and self._now_s() - each >= self._patience_s for each in begun_s)
+        return all(
+            each is not None and self._now_s() - each >= self._patience_s for each in begun_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +177,9 @@ def timing_with(delivery_timeout: timedelta | None) -> ClientTiming:
     if delivery_timeout is None:
         return TIMING
     if not isinstance(delivery_timeout, timedelta) or delivery_timeout <= timedelta(0):
-        raise InvalidArgument(f"delivery_timeout is a timedelta longer than 0, not {delivery_timeout!r}")
+        raise InvalidArgument(
+            f"delivery_timeout is a timedelta longer than 0, not {delivery_timeout!r}"
+        )
     return replace(TIMING, delivery_timeout_s=delivery_timeout.total_seconds())
 
 
@@ -227,7 +240,11 @@ class Connection:
     """An open connection. Make it with `connect`; a connection that has ended is not reopened."""
 
     def __init__(
-        self, address: str, gone_s: float = GONE_S, reauth_s: float = TIMING.reauth_s, loop_round: EventLoopTick | None = None
+        self,
+        address: str,
+        gone_s: float = GONE_S,
+        reauth_s: float = TIMING.reauth_s,
+        loop_round: EventLoopTick | None = None,
     ) -> None:
         self.address = address
         self._round = loop_round or EventLoopTick()
@@ -268,17 +285,28 @@ class Connection:
         """Whether the server has sent a frame."""
         return self._heard_s > 0
 
-    def request(self, kind: int, on_answer: OnAnswer, *buffers: bytes, timeout_s: float, deadline_ms: int = 0) -> None:
+    def request(
+        self,
+        kind: int,
+        on_answer: OnAnswer,
+        *buffers: bytes,
+        timeout_s: float,
+        deadline_ms: int = 0,
+    ) -> None:
         """Send a request at the end of this round, or earlier with many others; `on_answer` is called once, later."""
         stream = self.stream
-        if self._cause is not None or not stream.is_open:  # the connection may have ended since the caller checked it
+        if (
+            self._cause is not None or not stream.is_open
+        ):  # the connection may have ended since the caller checked it
             self.loop.call_soon(on_answer, self._ended_error(self._cause or "it was closed"))
             return
         number = next(self._numbers)
         size, answer = sum(map(len, buffers)), _ANSWERS[kind]
         credit = size if answer == _PRODUCED else 0
         self.produce_bytes += credit
-        self._pending[number] = _Pending(on_answer, answer, self.loop.time() + timeout_s, timeout_s, credit)
+        self._pending[number] = _Pending(
+            on_answer, answer, self.loop.time() + timeout_s, timeout_s, credit
+        )
         if stream.put(frames.header(kind, number, size, deadline_ms), *buffers):
             self._kept_bytes = 0
             self._round.write_at_end(stream)
@@ -292,7 +320,9 @@ class Connection:
             self.stream.put(frames.frame(kind, next(self._numbers), payload))
             self.stream.flush()
 
-    async def call(self, kind: int, payload: bytes, *, timeout_s: float, deadline_ms: int = 0) -> Frame:
+    async def call(
+        self, kind: int, payload: bytes, *, timeout_s: float, deadline_ms: int = 0
+    ) -> Frame:
         """Send a request, and return the answer with a copy of its payload. Raises the error that the broker answered."""
         future: asyncio.Future[Frame] = self.loop.create_future()
 
@@ -327,7 +357,9 @@ class Connection:
                     elif each.kind == _ERROR:
                         found.on_answer(wire.unpack_error(each.payload))
                     else:
-                        raise ProtocolViolation(f"a frame of kind {each.kind} is not an answer to the request")
+                        raise ProtocolViolation(
+                            f"a frame of kind {each.kind} is not an answer to the request"
+                        )
                 except PeerError as violation:
                     self._cause = self._cause or violation
                     found.on_answer(self._ended_error(violation))
@@ -363,7 +395,9 @@ class Connection:
         self.ended.set()
 
     def _ended_error(self, reason: object) -> NotConnected:
-        return NotConnected(f"the connection to {self.address} ended: {reason}", outcome=Outcome.UNKNOWN)
+        return NotConnected(
+            f"the connection to {self.address} ended: {reason}", outcome=Outcome.UNKNOWN
+        )
 
     # --- time ----------------------------------------------------------------------------------------------------------
 
@@ -380,7 +414,11 @@ class Connection:
         for number in [number for number, each in self._pending.items() if each.until_s < now]:
             late = self._pop(number)
             if late is not None:
-                late.on_answer(DeadlineExceeded(f"no answer from {self.address} in time", outcome=Outcome.UNKNOWN))
+                late.on_answer(
+                    DeadlineExceeded(
+                        f"no answer from {self.address} in time", outcome=Outcome.UNKNOWN
+                    )
+                )
                 if now - self._heard_s > late.timeout_s:
                     self.abort(f"the broker was silent for {now - self._heard_s:.1f} s")
         self._look_after_machine(now)
@@ -399,7 +437,12 @@ class Connection:
             return
         if token != self._shown:
             self._shown = token
-            self.request(FrameKind.REAUTH, self._reauthenticated, wire.Reauth(token).pack(), timeout_s=CONNECT_TIMEOUT_S)
+            self.request(
+                FrameKind.REAUTH,
+                self._reauthenticated,
+                wire.Reauth(token).pack(),
+                timeout_s=CONNECT_TIMEOUT_S,
+            )
 
     def _reauthenticated(self, answer: Frame | QmqError) -> None:
         if isinstance(answer, QmqError):
@@ -409,7 +452,9 @@ class Connection:
         silent_ms = self.stream.silent_ms if self._pending else 0
         if not silent_ms:
             self._silent_since_s = now
-        elif min(silent_ms / 1000, now - self._silent_since_s) > self._gone_s:  # after an idle time silent_ms may be large at once
+        elif (
+            min(silent_ms / 1000, now - self._silent_since_s) > self._gone_s
+        ):  # after an idle time silent_ms may be large at once
             self.abort(f"its machine has not acknowledged anything for {self._gone_s} s")
 
     def abort(self, reason: str) -> None:
@@ -454,7 +499,9 @@ async def connect(
             hello = wire.Hello(wire.PROTOCOL_VERSION, client, token, server.pack()).pack()
             answer = await _answered(connection, hello, network)
             welcome = wire.Welcome.unpack(answer.payload)
-            ServerName(replica=welcome.broker).require(server)  # release 0.2.0 does not check whom a HELLO means
+            ServerName(replica=welcome.broker).require(
+                server
+            )  # release 0.2.0 does not check whom a HELLO means
     except ssl.SSLError as cause:
         connection.abort("no greeting")
         raise tls_failed(address, cause) from cause
@@ -463,7 +510,9 @@ async def connect(
         raise NameUnresolved.of(address, cause.strerror) from cause
     except (OSError, TimeoutError) as cause:
         connection.abort("no greeting")
-        raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
+        raise NotConnected(
+            f"no broker answers at {address} ({cause or 'timed out'}): is it running?"
+        ) from cause
     except BaseException:
         connection.abort("no greeting")
         raise
@@ -479,7 +528,9 @@ async def _answered(connection: Connection, hello: bytes, network: Network) -> F
     except NotConnected as cause:
         if connection.has_heard:
             raise
-        raise ended_unheard(connection.address, None if network.credentials is None else network.credentials.files) from cause
+        raise ended_unheard(
+            connection.address, None if network.credentials is None else network.credentials.files
+        ) from cause
 
 
 async def _reach(address: str, connection: Connection, network: Network) -> None:
@@ -532,7 +583,11 @@ class AnswerWatch:
                 look, due = self._due.popitem(last=False)
                 look(due.answers)
         finally:  # a look that fails must not keep the others from theirs
-            self._timer = loop.call_at(self._first_s, self._run, loop) if self._due and not self._is_closed else None
+            self._timer = (
+                loop.call_at(self._first_s, self._run, loop)
+                if self._due and not self._is_closed
+                else None
+            )
 
     @property
     def _first_s(self) -> float:

@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from qmq.client.connection.connection import TIMING, AnswerWatch, ClientTiming, Connection, OnAnswer, ReachPatience, connect
+from qmq.client.connection.connection import (
+    TIMING,
+    AnswerWatch,
+    ClientTiming,
+    Connection,
+    OnAnswer,
+    ReachPatience,
+    connect,
+)
 from qmq.client.metadata.cache import Master, MetadataCache, shared
 from qmq.errors import ClientClosed, NameUnresolved, NotConnected, PeerError, QmqError, Unavailable
 from qmq.metrics.figures import Durations
@@ -32,8 +40,17 @@ if TYPE_CHECKING:
     from qmq.client.consuming.settlements import AckSpool
 
 
-VERDICTS: Final = {Verdict.ACK: "ack", Verdict.NACK: "nack", Verdict.RELEASE: "release", Verdict.DEAD: "reject"}
-LANE_VERDICTS: Final = {LaneVerdict.DONE: "ack", LaneVerdict.FAILED: "fail", LaneVerdict.PARKED: "park"}
+VERDICTS: Final = {
+    Verdict.ACK: "ack",
+    Verdict.NACK: "nack",
+    Verdict.RELEASE: "release",
+    Verdict.DEAD: "reject",
+}
+LANE_VERDICTS: Final = {
+    LaneVerdict.DONE: "ack",
+    LaneVerdict.FAILED: "fail",
+    LaneVerdict.PARKED: "park",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +74,12 @@ class SettleReporter:
     """Watches the requests of one consumer to one broker group. `tell` gets a report when a request is answered or has failed."""
 
     def __init__(
-        self, tell: Callable[[SettleReport], None], subject: str, group: str, broker_group: str, now_ns: Callable[[], int]
+        self,
+        tell: Callable[[SettleReport], None],
+        subject: str,
+        group: str,
+        broker_group: str,
+        now_ns: Callable[[], int],
     ) -> None:
         self._tell = tell
         self._place = subject, group, broker_group
@@ -69,7 +91,9 @@ class SettleReporter:
 
         def answered(answer: Frame | QmqError) -> None:
             error = answer if isinstance(answer, QmqError) else None
-            self._tell(SettleReport(*self._place, server, verdicts, began_ns, self._now_ns(), error))
+            self._tell(
+                SettleReport(*self._place, server, verdicts, began_ns, self._now_ns(), error)
+            )
             on_answer(answer)
 
         return answered
@@ -212,7 +236,9 @@ class ConnectionPool:
         except NameUnresolved as failure:
             self.locator.doubt(group, master)
             told = f"where broker group {group} says it is: give its broker a name that clients can resolve (QMQ_ADVERTISE)"
-            raise self._patience.judged(NameUnresolved(f"{failure.message}, {told}"), [master.address]) from failure
+            raise self._patience.judged(
+                NameUnresolved(f"{failure.message}, {told}"), [master.address]
+            ) from failure
         except (Unavailable, PeerError) as failure:
             self.locator.doubt(group, master)
             raise self._patience.judged(failure, [master.address]) from failure.__cause__
@@ -229,7 +255,9 @@ class ConnectionPool:
         """Reports a consumer's requests with verdicts to interceptors; None without interceptors."""
         if self._tell_settled is None:
             return None
-        return SettleReporter(self._tell_settled, subject, base_group(group), broker_group, self.now_ns)
+        return SettleReporter(
+            self._tell_settled, subject, base_group(group), broker_group, self.now_ns
+        )
 
     async def _open(self, place: _Place) -> Connection:
         found = self._connections.get(place)
@@ -240,7 +268,14 @@ class ConnectionPool:
         if attempt is None:
             address, server = place
             attempt = self._attempts[place] = asyncio.create_task(
-                connect(address, self._client, self._network, reauth_s=self.timing.reauth_s, loop_round=self.round, server=server)
+                connect(
+                    address,
+                    self._client,
+                    self._network,
+                    reauth_s=self.timing.reauth_s,
+                    loop_round=self.round,
+                    server=server,
+                )
             )
             attempt.add_done_callback(lambda done: self._attempted(place, done))
         return await shared(attempt)
@@ -285,7 +320,9 @@ class ConnectionPool:
         attempts = list(self._attempts.values())
         for attempt in attempts:
             attempt.cancel()
-        await asyncio.gather(*attempts, return_exceptions=True)  # one may have connected: afterwards it is among the connections
+        await asyncio.gather(
+            *attempts, return_exceptions=True
+        )  # one may have connected: afterwards it is among the connections
         connections = list(self._connections.values())
         for connection in connections:
             connection.close()

@@ -45,7 +45,13 @@ from qmq.client.connection.connection import Connection, OnAnswer, pause_s
 from qmq.client.connection.pool import ConnectionPool, counted
 from qmq.client.consuming import GatheredAcks
 from qmq.client.consuming.message import BatchSlice, retry_ms
-from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, SubscriptionOptions
+from qmq.client.consuming.session import (
+    ANSWER_S,
+    ConsumerCalls,
+    ConsumerSession,
+    SessionLoop,
+    SubscriptionOptions,
+)
 from qmq.client.consuming.settlements import (
     AckBatch,
     AckSpool,
@@ -60,7 +66,17 @@ from qmq.client.consuming.settlements import (
     still_to_say,
 )
 from qmq.client.producing.delayed import LongRetry
-from qmq.errors import CallerError, ClientClosed, NotConnected, NotMaster, Outcome, QmqError, StaleDelivery, Unavailable, UnknownConsumer
+from qmq.errors import (
+    CallerError,
+    ClientClosed,
+    NotConnected,
+    NotMaster,
+    Outcome,
+    QmqError,
+    StaleDelivery,
+    Unavailable,
+    UnknownConsumer,
+)
 from qmq.process.event_loop import ms_of, require_alive
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
@@ -109,7 +125,9 @@ class ConsumerAcks(GatheredAcks):
     def _give(self, first: int, last: int, verdict: int, delay: int = 0, error: str = "") -> None:
         last = self._last_of_ours(first, last)
         if first <= last:
-            self._verdicts.collect(self._verdicts.outstanding.remove(first, last), verdict, delay, error)
+            self._verdicts.collect(
+                self._verdicts.outstanding.remove(first, last), verdict, delay, error
+            )
 
     def _last_of_ours(self, first: int, last: int) -> int:
         """The last pull sequence that is not void. Counts the void ones."""
@@ -189,7 +207,11 @@ class PendingAcks:
     @property
     def waiting(self) -> int:
         """Messages whose verdict the broker has not answered."""
-        return self.gathered + self._unsent.messages + sum([count(each.settlements) for each in list(self._requests)])
+        return (
+            self.gathered
+            + self._unsent.messages
+            + sum([count(each.settlements) for each in list(self._requests)])
+        )
 
     @property
     def gathered_max(self) -> int:
@@ -203,23 +225,35 @@ class PendingAcks:
 
     # --- from the application ------------------------------------------------------------------------------------------
 
-    def postpone(self, hold: ConsumerAcks, part: BatchSlice, last: int, delay_ms: int, error: str) -> None:
+    def postpone(
+        self, hold: ConsumerAcks, part: BatchSlice, last: int, delay_ms: int, error: str
+    ) -> None:
         """For `ConsumerAcks`: the messages of a slice up to `last` that have no verdict are postponed."""
         if self._is_closed:
             return
         due_ms = ms_of(self._now_ns() + 999_999) + delay_ms
         before = self.outstanding.bytes
-        waiting = [pull for begin, end in self.outstanding.remove(part.pull, last) for pull in range(begin, end + 1)]
+        waiting = [
+            pull
+            for begin, end in self.outstanding.remove(part.pull, last)
+            for pull in range(begin, end + 1)
+        ]
         self.postponed += len(waiting)
         self.postponed_bytes += before - self.outstanding.bytes
-        self._calls.postpone([LongRetry(hold, part.message(pull - part.pull), due_ms, error) for pull in waiting])
+        self._calls.postpone(
+            [LongRetry(hold, part.message(pull - part.pull), due_ms, error) for pull in waiting]
+        )
 
     def no_longer_postponed(self) -> None:
         """For `ConsumerAcks`: a postponed message got its verdict."""
-        self.postponed_bytes -= self.postponed_bytes // self.postponed  # the average of each; exact when the last one goes
+        self.postponed_bytes -= (
+            self.postponed_bytes // self.postponed
+        )  # the average of each; exact when the last one goes
         self.postponed -= 1
 
-    def collect(self, parts: Iterable[tuple[int, int]], verdict: int, delay: int, error: str) -> None:
+    def collect(
+        self, parts: Iterable[tuple[int, int]], verdict: int, delay: int, error: str
+    ) -> None:
         """Collect verdicts to be sent with others. Raises ClientClosed if the event loop has ended."""
         require_alive(self.loop)
         was_leaving = self._is_leaving
@@ -246,7 +280,9 @@ class PendingAcks:
         require_alive(self.loop)
         parts = self.outstanding.remove(first, last)
         if parts:
-            request = SettleRequest([wire.Settlement(*part, verdict, 0) for part in parts], self.loop.create_future())
+            request = SettleRequest(
+                [wire.Settlement(*part, verdict, 0) for part in parts], self.loop.create_future()
+            )
             if self._sessions.session is None:
                 for each in request.settlements:
                     self._spool.given(each)
@@ -301,10 +337,16 @@ class PendingAcks:
         deadline_ms = int(ANSWER_S * 1000) if request.waiter is not None else 0
         on_answer: OnAnswer = partial(self._settled, request, session)
         if self._reporter is not None:
-            on_answer = self._reporter.watch(session.connection.address, counted(request.settlements), on_answer)
-        session.connection.request(FrameKind.SETTLE, on_answer, payload, timeout_s=ANSWER_S, deadline_ms=deadline_ms)
+            on_answer = self._reporter.watch(
+                session.connection.address, counted(request.settlements), on_answer
+            )
+        session.connection.request(
+            FrameKind.SETTLE, on_answer, payload, timeout_s=ANSWER_S, deadline_ms=deadline_ms
+        )
 
-    def _settled(self, request: SettleRequest, session: ConsumerSession, answer: Frame | QmqError) -> None:
+    def _settled(
+        self, request: SettleRequest, session: ConsumerSession, answer: Frame | QmqError
+    ) -> None:
         if session is not self._sessions.session:
             return
         if not isinstance(answer, QmqError):
@@ -346,7 +388,9 @@ class PendingAcks:
             self._transmit(request)
 
     def _unanswered(self) -> list[wire.Settlement]:
-        return [each for request in self._requests for each in request.settlements] + self._unsent.collected
+        return [
+            each for request in self._requests for each in request.settlements
+        ] + self._unsent.collected
 
     # --- sessions come and go ------------------------------------------------------------------------------------------
 
@@ -393,7 +437,11 @@ class PendingAcks:
         """Messages became void before they were settled."""
         if messages:
             self._calls.lost(messages)
-            log.warning("%s: %d messages were handed to another consumer before they were settled", self.terms.name, messages)
+            log.warning(
+                "%s: %d messages were handed to another consumer before they were settled",
+                self.terms.name,
+                messages,
+            )
 
     def close(self, *, is_told: bool) -> None:
         """Stop sending; waiters get the error that the outcome is unknown. `is_told`: the master has all verdicts, and knows that the
@@ -402,7 +450,12 @@ class PendingAcks:
         self._spool.close(is_told=is_told)
         self._is_closed = True
         for request in list(self._requests):
-            self._drop(request, ClientClosed("the consumer was closed before the answer came", outcome=Outcome.UNKNOWN))
+            self._drop(
+                request,
+                ClientClosed(
+                    "the consumer was closed before the answer came", outcome=Outcome.UNKNOWN
+                ),
+            )
         if self._timer is not None:
             self._timer.cancel()
 
@@ -430,9 +483,17 @@ async def hand_in(connection: Connection, left: SpoolRemainder, links: Connectio
     settlements = still_to_say(left.kept, attached.next_pull_sequence, _now_ms(links))
     reporter = links.settle_reporter(attach.subject, attach.group, left.origin.broker_group)
     for part in in_frames(settlements):
-        told = reporter.watch(connection.address, counted(part), _ignored) if reporter is not None else _ignored
+        told = (
+            reporter.watch(connection.address, counted(part), _ignored)
+            if reporter is not None
+            else _ignored
+        )
         try:
-            told(await connection.call(FrameKind.SETTLE, wire.pack_settle(attached.session, part), timeout_s=ANSWER_S))
+            told(
+                await connection.call(
+                    FrameKind.SETTLE, wire.pack_settle(attached.session, part), timeout_s=ANSWER_S
+                )
+            )
         except QmqError as failure:
             told(failure)
             raise
@@ -440,7 +501,13 @@ async def hand_in(connection: Connection, left: SpoolRemainder, links: Connectio
     return count(settlements)
 
 
-async def inherit(connection: Connection, links: ConnectionPool, store: AckSpool, terms: SubscriptionOptions, broker_group: str) -> None:
+async def inherit(
+    connection: Connection,
+    links: ConnectionPool,
+    store: AckSpool,
+    terms: SubscriptionOptions,
+    broker_group: str,
+) -> None:
     """Hand in what earlier incarnations of a consumer left for a broker group. Raises Unavailable: then attaching would fail, too."""
 
     def is_mine(origin: SpoolOwner) -> bool:
@@ -455,7 +522,11 @@ async def inherit(connection: Connection, links: ConnectionPool, store: AckSpool
                     await _try(connection, left, links)
             finally:
                 left.put_back()
-        others = [each for each in store.busy(terms.subject, terms.group) if each.attach.incarnation != terms.incarnation]
+        others = [
+            each
+            for each in store.busy(terms.subject, terms.group)
+            if each.attach.incarnation != terms.incarnation
+        ]
         if loop.time() > until_s or not any(map(is_mine, others)):
             return
         await asyncio.sleep(links.timing.hand_in_retry_s[0])
@@ -468,10 +539,20 @@ async def _try(connection: Connection, left: SpoolRemainder, links: ConnectionPo
     except (CallerError, UnknownConsumer) as failure:
         if isinstance(failure, ClientClosed):
             raise
-        log.warning("verdicts of consumer %s are lost, its messages will be delivered again: %s", left.origin.attach.consumer, failure)
+        log.warning(
+            "verdicts of consumer %s are lost, its messages will be delivered again: %s",
+            left.origin.attach.consumer,
+            failure,
+        )
     else:
         attach = left.origin.attach
-        log.info("verdicts of consumer %s on %s: %d handed in to %s", attach.consumer, attach.subject, handed, left.origin.broker_group)
+        log.info(
+            "verdicts of consumer %s on %s: %d handed in to %s",
+            attach.consumer,
+            attach.subject,
+            handed,
+            left.origin.broker_group,
+        )
     left.delete()
 
 
@@ -501,7 +582,9 @@ class SpoolSender:
 
     async def _look(self) -> None:
         while True:
-            for left in self._store.left(self._terms.subject, self._terms.group, _now_ms(self._links)):
+            for left in self._store.left(
+                self._terms.subject, self._terms.group, _now_ms(self._links)
+            ):
                 if left.origin.attach.consumer == self._terms.name:
                     left.put_back()
                     continue
@@ -522,7 +605,9 @@ class SpoolSender:
                 return
             except QmqError as failure:
                 log.debug("verdicts for %s wait: %s", left.origin.broker_group, failure)
-            await asyncio.sleep(pause_s(self._links.timing.hand_in_retry_s, tries) * random.uniform(0.7, 1.3))  # noqa: S311 - jitter, not a secret
+            await asyncio.sleep(
+                pause_s(self._links.timing.hand_in_retry_s, tries) * random.uniform(0.7, 1.3)
+            )  # noqa: S311 - jitter, not a secret
             tries += 1
 
     async def _carry_once(self, left: SpoolRemainder) -> None:

@@ -24,7 +24,14 @@ from qmq.client.connection.connection import Connection
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.acks import PendingAcks, inherit
 from qmq.client.consuming.message import BatchSlice, Message, ReceivedBatches
-from qmq.client.consuming.session import ANSWER_S, ConsumerCalls, ConsumerSession, SessionLoop, SubscriptionOptions, grown
+from qmq.client.consuming.session import (
+    ANSWER_S,
+    ConsumerCalls,
+    ConsumerSession,
+    SessionLoop,
+    SubscriptionOptions,
+    grown,
+)
 from qmq.client.consuming.settlements import SpoolOwner
 from qmq.errors import (
     CallerError,
@@ -52,7 +59,9 @@ MANY: Final = 64
 class Attachment:
     """`slices` are the messages that the application has not seen yet."""
 
-    def __init__(self, links: ConnectionPool, calls: ConsumerCalls, terms: SubscriptionOptions, group: str) -> None:
+    def __init__(
+        self, links: ConnectionPool, calls: ConsumerCalls, terms: SubscriptionOptions, group: str
+    ) -> None:
         self.group = group
         self.slices: deque[BatchSlice] = deque()
         self.failure: QmqError | None = None
@@ -61,12 +70,21 @@ class Attachment:
         self._links, self._calls = links, calls
         self._loop = asyncio.get_running_loop()
         self._sessions = SessionLoop[wire.Attached](
-            links, self, subject=terms.subject, group=group, name=terms.name, lease_ms=terms.lease_ms
+            links,
+            self,
+            subject=terms.subject,
+            group=group,
+            name=terms.name,
+            lease_ms=terms.lease_ms,
         )
         self._received = -1
         self._batches = ReceivedBatches()
         self._knows_kept = False
-        file = links.store.file(self._origin, lambda: ms_of(links.now_ns())) if links.store is not None else None
+        file = (
+            links.store.file(self._origin, lambda: ms_of(links.now_ns()))
+            if links.store is not None
+            else None
+        )
         self.verdicts = PendingAcks(links, calls, terms, group, self._sessions, file)
         self._has_inherited = False
         self._counters = links.counters.taking(terms.subject, terms.group)
@@ -125,14 +143,23 @@ class Attachment:
         return count
 
     def _has_ready(self) -> bool:
-        return bool(self.slices) and self.slices[0].attempt == 1 and self.slices[0].batch.decoded is not None
+        return (
+            bool(self.slices)
+            and self.slices[0].attempt == 1
+            and self.slices[0].batch.decoded is not None
+        )
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
     @property
     def can_pull(self) -> bool:
         """Whether a pull may begin."""
-        return self.asked == 0 and self._sessions.session is not None and self.failure is None and not self._is_closed
+        return (
+            self.asked == 0
+            and self._sessions.session is not None
+            and self.failure is None
+            and not self._is_closed
+        )
 
     def pull(self, messages: int, size: int, wait_ms: int) -> None:
         """Pull up to `messages` messages and about `size` bytes (the last batch may exceed the limit). `can_pull` must be true."""
@@ -141,7 +168,12 @@ class Attachment:
         self.asked, self.asked_bytes = messages, size
         kept = self._batches.kept if self._knows_kept else -1
         request = wire.pack_pull(wire.Pull(session.number, messages, size, wait_ms, kept))
-        session.connection.request(FrameKind.PULL, partial(self._pulled, session), request, timeout_s=wait_ms / 1000 + ANSWER_S)
+        session.connection.request(
+            FrameKind.PULL,
+            partial(self._pulled, session),
+            request,
+            timeout_s=wait_ms / 1000 + ANSWER_S,
+        )
 
     def _pulled(self, session: ConsumerSession, answer: Frame | QmqError) -> None:
         if session is not self._sessions.session:
@@ -171,7 +203,9 @@ class Attachment:
         if session != asked.number or not ranges:
             return 0
         if pull <= self._received:
-            raise ProtocolViolation(f"pull sequence {pull} was handed out again, {self._received} has arrived already")
+            raise ProtocolViolation(
+                f"pull sequence {pull} was handed out again, {self._received} has arrived already"
+            )
         batches = self._batches.read(payload, at, batch_count, ranges, asked.connection.address)
         begin = pull
         for each in ranges:
@@ -252,7 +286,9 @@ class Attachment:
         if not self._has_inherited and links.store is not None:
             await inherit(connection, links, links.store, self._terms, self.group)
             self._has_inherited = True
-        answer = await connection.call(FrameKind.ATTACH, self._request(self._terms.start).pack(), timeout_s=ANSWER_S)
+        answer = await connection.call(
+            FrameKind.ATTACH, self._request(self._terms.start).pack(), timeout_s=ANSWER_S
+        )
         return wire.Attached.unpack(answer.payload)
 
     def granted(self, answer: wire.Attached) -> None:
@@ -281,7 +317,9 @@ class Attachment:
         """Report the failure to the application."""
         if isinstance(failure, OrderMismatch):
             subject = self._terms.subject
-            failure = OrderMismatch(f"subject {subject!r} is ordered: consume it with mq.ordered_consumer ({failure.message})")
+            failure = OrderMismatch(
+                f"subject {subject!r} is ordered: consume it with mq.ordered_consumer ({failure.message})"
+            )
         self._fail(failure)
 
     def _void(self, before: int, following: int) -> None:
@@ -330,7 +368,9 @@ class Attachment:
             left.set_result(False)
         else:
             payload = wire.pack_detach(session.number, self._received)
-            session.connection.request(FrameKind.DETACH, partial(_heard, left), payload, timeout_s=ANSWER_S)
+            session.connection.request(
+                FrameKind.DETACH, partial(_heard, left), payload, timeout_s=ANSWER_S
+            )
         return left
 
 

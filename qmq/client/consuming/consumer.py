@@ -47,7 +47,14 @@ from qmq.client.producing.batch import texts
 from qmq.client.producing.delayed import Retries, SendDirected
 from qmq.client.producing.producer import ignored
 from qmq.client.task_messages import LoopTurn, Owner, TaskLoop, TaskMessages, clock_of
-from qmq.errors import CallerError, ClientClosed, InvalidArgument, MessagesExpired, QmqError, StaleDelivery
+from qmq.errors import (
+    CallerError,
+    ClientClosed,
+    InvalidArgument,
+    MessagesExpired,
+    QmqError,
+    StaleDelivery,
+)
 from qmq.model import BROADCAST, check_name
 from qmq.process.event_loop import TickFuture
 from qmq.wire.settle_payloads import BY_GROUP_MS, Verdict
@@ -93,8 +100,14 @@ class Consumer:
         condition: str = "",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        if ack not in ("auto", "explicit") or expired not in ("raise", "skip") or start not in ("", "earliest", "latest"):
-            raise InvalidArgument("ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or 'latest'")
+        if (
+            ack not in ("auto", "explicit")
+            or expired not in ("raise", "skip")
+            or start not in ("", "earliest", "latest")
+        ):
+            raise InvalidArgument(
+                "ack is 'auto' or 'explicit', expired 'raise' or 'skip', start 'earliest' or 'latest'"
+            )
         self._limit = PrefetchLimit(prefetch)
         check_limits(self._limit.messages, prefetch_bytes)
         self.subject = check_name("subject", subject)
@@ -121,7 +134,9 @@ class Consumer:
         self._expired, self._most_once = expired, most_once
         self._links, self._reset = links, reset
         self._retries = Retries(self.subject, share, send_directed, links.timing.delivery_timeout_s)
-        self._spool_sender = SpoolSender(links, links.store, self._terms) if links.store is not None else None
+        self._spool_sender = (
+            SpoolSender(links, links.store, self._terms) if links.store is not None else None
+        )
         self._loop = links.round.own_loop()
         self._attachments: list[Attachment] = []
         self._loop_turn = LoopTurn(self._loop)
@@ -135,14 +150,23 @@ class Consumer:
         """What tasks work on, with automatic acknowledgement; None without."""
         if ack == "auto" and not most_once:
             self._held = TaskMessages(self.name, self._loop, _ack, _give_back, lease_ms / 1000)
-        self.ready = ReadyMessages(Message, clock_of(self._loop), self.next_ready, self._next, self._held)
+        self.ready = ReadyMessages(
+            Message, clock_of(self._loop), self.next_ready, self._next, self._held
+        )
         self._serving: Attachment | None = None
         self._left_of_turn = 0
         self._is_closed = self._is_paused = self._is_resting = self._is_draining = False
         self._closing: tuple[asyncio.Task[None], asyncio.Task[None]] | None = None
         """The wait for long retries, and the whole of `close`."""
         self._calls = ConsumerCalls(
-            self.ready, self._limit, self._answered, self._notify, self._pull_more, self._failed, self._retries.add, self._lost
+            self.ready,
+            self._limit,
+            self._answered,
+            self._notify,
+            self._pull_more,
+            self._failed,
+            self._retries.add,
+            self._lost,
         )
         self._tell_closed = partial(on_closed, self)
 
@@ -170,7 +194,13 @@ class Consumer:
     def next_ready(self) -> Message | None:
         """The next message, if it can be handed out without waiting. `ready` then has the messages behind it."""
         attachment = self._serving
-        if attachment is None or self._most_once or self._has_failed or self.is_paused or self._is_draining:
+        if (
+            attachment is None
+            or self._most_once
+            or self._has_failed
+            or self.is_paused
+            or self._is_draining
+        ):
             return None
         if not self._left_of_turn:
             if any(each.slices for each in self._attachments if each is not attachment):
@@ -213,14 +243,18 @@ class Consumer:
             self._start_running()
             await self._wait(math.inf)
 
-    async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> Messages:
+    async def pull(
+        self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)
+    ) -> Messages:
         """Up to `messages_max` messages of one broker group, and fewer if their bodies have 8 MiB; empty if none came within `wait`. Settle
         them with `Messages.ack` or one by one. Broker groups with messages take turns.
 
         Raises MessagesExpired, LogDamaged, UnknownSubject, ClientClosed.
         """
         if not 0 < messages_max <= limits.CONSUMER_UNACKED_MAX:
-            raise InvalidArgument(f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}")
+            raise InvalidArgument(
+                f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}"
+            )
         self._links.round.own_loop()
         if self._loop_turn.clock() > self._loop_turn.until_s:
             await self._loop_turn.end()
@@ -229,8 +263,12 @@ class Consumer:
             return Messages([])
         slices = [first]
         room = messages_max - first.count
-        size = first.batch.view.bodies_bytes  # what was pulled as a few bytes may be large when it is decompressed
-        while room > 0 and size < limits.PULL_BYTES_MAX and attachment.slices and not self._most_once:
+        size = (
+            first.batch.view.bodies_bytes
+        )  # what was pulled as a few bytes may be large when it is decompressed
+        while (
+            room > 0 and size < limits.PULL_BYTES_MAX and attachment.slices and not self._most_once
+        ):
             part = attachment.take(room)
             if self._is_readable(part):
                 slices.append(part)
@@ -250,7 +288,9 @@ class Consumer:
             if found.slices:
                 return found
 
-    async def _next_slice(self, messages_max: int, wait_s: float = math.inf) -> tuple[Attachment | None, BatchSlice | None]:
+    async def _next_slice(
+        self, messages_max: int, wait_s: float = math.inf
+    ) -> tuple[Attachment | None, BatchSlice | None]:
         """The next consecutive messages; None if none came within `wait_s`."""
         until = self._loop.time() + wait_s
         while True:
@@ -259,8 +299,13 @@ class Consumer:
             attachment = None if self.is_paused or self._is_draining else self._whose_turn()
             if attachment is not None:
                 part = attachment.take(messages_max)
-                if (not self._most_once or await self._is_ours_for_good(part)) and self._is_readable(part):
-                    self._serving, self._left_of_turn = attachment, 0 if self._most_once else TURN_MESSAGES
+                if (
+                    not self._most_once or await self._is_ours_for_good(part)
+                ) and self._is_readable(part):
+                    self._serving, self._left_of_turn = (
+                        attachment,
+                        0 if self._most_once else TURN_MESSAGES,
+                    )
                     return attachment, part
                 continue
             self._check_open()
@@ -272,7 +317,13 @@ class Consumer:
         """Whether the bodies can be decompressed. Unreadable messages count as failed, so that they end in the dead-letter queue."""
         failure = part.batch.unreadable
         if failure is not None:
-            log.error("%d messages of %s, the first of attempt %d, cannot be read: %s", part.count, self.subject, part.attempt, failure)
+            log.error(
+                "%d messages of %s, the first of attempt %d, cannot be read: %s",
+                part.count,
+                self.subject,
+                part.attempt,
+                failure,
+            )
             if not self._most_once:
                 part.settler.nack(part, None, error_text(failure))
         return failure is None
@@ -317,7 +368,11 @@ class Consumer:
         self.ready.end()
         failure, self._failure = self._failure, None
         for attachment in self._attachments:
-            if failure is None and not attachment.slices and attachment.group not in self._resetting:
+            if (
+                failure is None
+                and not attachment.slices
+                and attachment.group not in self._resetting
+            ):
                 failure, attachment.failure = attachment.failure, None
         self._has_failed = any(each.failure is not None for each in self._attachments)
         if failure is not None:
@@ -336,7 +391,11 @@ class Consumer:
     @property
     def unheard_verdicts(self) -> int:
         """Messages whose verdict no broker has answered."""
-        return 0 if self._is_closed else sum([each.verdicts.waiting for each in list(self._attachments)])
+        return (
+            0
+            if self._is_closed
+            else sum([each.verdicts.waiting for each in list(self._attachments)])
+        )
 
     @property
     def is_paused(self) -> bool:
@@ -406,7 +465,13 @@ class Consumer:
             if not each.asked and each.can_pull and not self._is_closed:
                 has_unseen = any(other.slices for other in attachments)
                 ask = allowance(self.prefetch, attachments, each, has_unseen=has_unseen)
-                size = bytes_allowance(self.prefetch_bytes, self._terms.pull_bytes, attachments, each, has_unseen=has_unseen)
+                size = bytes_allowance(
+                    self.prefetch_bytes,
+                    self._terms.pull_bytes,
+                    attachments,
+                    each,
+                    has_unseen=has_unseen,
+                )
                 if not ask or not size:
                     continue
                 each.pull(ask, size, wait_ms(self.prefetch, self.prefetch_bytes, count))
@@ -440,7 +505,11 @@ class Consumer:
         """Reset the group on this queue only; its other queues are unaffected."""
         attachment = next(each for each in self._attachments if each.group == broker_group)
         try:
-            await self._reset(self.subject, self._terms.group, broker_group if len(self._attachments) > 1 else None)
+            await self._reset(
+                self.subject,
+                self._terms.group,
+                broker_group if len(self._attachments) > 1 else None,
+            )
             attachment.failure = None
             self._pull_more()
         except QmqError as failure:
@@ -534,10 +603,14 @@ class Consumer:
             await asyncio.wait([retrying])
             self._fail_held(error)
             self._links.locator.unlisten(self.subject, self._rerouted)
-            tasks = [task for task in (self._follower, *self._resetting.values()) if task is not None]
+            tasks = [
+                task for task in (self._follower, *self._resetting.values()) if task is not None
+            ]
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*[each.close() for each in self._attachments], *tasks, return_exceptions=True)
+            await asyncio.gather(
+                *[each.close() for each in self._attachments], *tasks, return_exceptions=True
+            )
             if self._spool_sender is not None:
                 await self._spool_sender.close()
         finally:
@@ -550,12 +623,19 @@ class Consumer:
         for each in self._held.close() if self._held is not None else ():
             # A batch goes back with what is unseen.
             if isinstance(each, Message) and not each.is_settled:
-                each.settler.settle(each.pull_sequence, each.pull_sequence, Verdict.NACK, delay, why)
+                each.settler.settle(
+                    each.pull_sequence, each.pull_sequence, Verdict.NACK, delay, why
+                )
 
     async def __aenter__(self) -> Consumer:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close(error)
 
 
@@ -581,5 +661,8 @@ def default_name(incarnation: str) -> str:
 
 def process_name() -> str:
     """The default name of a client: host, process. Hosts may have names that `check_name` refuses."""
-    host = "".join(each if (each.isascii() and each.isalnum()) or each in "_-" else "-" for each in socket.gethostname())
+    host = "".join(
+        each if (each.isascii() and each.isalnum()) or each in "_-" else "-"
+        for each in socket.gethostname()
+    )
     return f"{host[:60].lstrip('-.') or 'host'}-{os.getpid()}"

@@ -119,7 +119,20 @@ class ReadyMessages(Generic[MessageT]):
     heartbeats and other tasks need it.
     """
 
-    __slots__ = ("_clock", "_held", "_holding", "_make", "_places", "_refill", "_rest_s", "_run", "_slice", "_stop", "_until_s", "_wait")
+    __slots__ = (
+        "_clock",
+        "_held",
+        "_holding",
+        "_make",
+        "_places",
+        "_refill",
+        "_rest_s",
+        "_run",
+        "_slice",
+        "_stop",
+        "_until_s",
+        "_wait",
+    )
 
     def __init__(
         self,
@@ -129,7 +142,13 @@ class ReadyMessages(Generic[MessageT]):
         wait: Callable[[], Coroutine[Any, Any, MessageT]],
         held: HeldByTasks | None,
     ) -> None:
-        self._make, self._clock, self._refill, self._wait, self._held = make, clock, refill, wait, held
+        self._make, self._clock, self._refill, self._wait, self._held = (
+            make,
+            clock,
+            refill,
+            wait,
+            held,
+        )
         self._holding = TaskHolding(None)
         """That of the task which asked last."""
         self._slice: Consecutive | None = None
@@ -142,15 +161,29 @@ class ReadyMessages(Generic[MessageT]):
         """Hand out the first `count` messages of a slice, until that time at most. The slice has more, and its bodies are decoded."""
         self.end()
         self._slice, self._stop, self._until_s = part, part.offset + count, until_s
-        self._places, pulls = iter(range(part.offset, self._stop)), range(part.pull, part.pull + count)
-        self._run = map(self._make, repeat(part.settler), repeat(part.batch), self._places, repeat(part.attempt), pulls)
+        self._places, pulls = (
+            iter(range(part.offset, self._stop)),
+            range(part.pull, part.pull + count),
+        )
+        self._run = map(
+            self._make,
+            repeat(part.settler),
+            repeat(part.batch),
+            self._places,
+            repeat(part.attempt),
+            pulls,
+        )
 
     def end(self) -> None:
         """Hand out no more. The slice then begins with the first message that was not handed out."""
         part, self._slice = self._slice, None
         if part is not None:
             count = self._stop - length_hint(self._places) - part.offset
-            part.offset, part.pull, part.count = part.offset + count, part.pull + count, part.count - count
+            part.offset, part.pull, part.count = (
+                part.offset + count,
+                part.pull + count,
+                part.count - count,
+            )
             self._run, self._until_s = iter(()), -math.inf
 
     def take(self) -> MessageT | None:

@@ -126,16 +126,25 @@ class BatchSlice:
         """The first `count` messages, and the rest."""
         rest = self.count - count
         head = BatchSlice(self.batch, self.offset, count, self.attempt, self.pull, self.settler)
-        return head, BatchSlice(self.batch, self.offset + count, rest, self.attempt, self.pull + count, self.settler)
+        return head, BatchSlice(
+            self.batch, self.offset + count, rest, self.attempt, self.pull + count, self.settler
+        )
 
     def message(self, index: int) -> Message:
         """One of these messages."""
-        return Message(self.settler, self.batch, self.offset + index, self.attempt, self.pull + index)
+        return Message(
+            self.settler, self.batch, self.offset + index, self.attempt, self.pull + index
+        )
 
     def messages(self) -> Iterator[Message]:
         """These messages; each object is made when it is requested."""
-        places, pulls = range(self.offset, self.offset + self.count), range(self.pull, self.pull + self.count)
-        return map(Message, repeat(self.settler), repeat(self.batch), places, repeat(self.attempt), pulls)
+        places, pulls = (
+            range(self.offset, self.offset + self.count),
+            range(self.pull, self.pull + self.count),
+        )
+        return map(
+            Message, repeat(self.settler), repeat(self.batch), places, repeat(self.attempt), pulls
+        )
 
     def by_failures(self) -> Iterator[BatchSlice]:
         """The messages of a directed batch in slices with the same number of earlier failures; `attempt` includes these."""
@@ -288,7 +297,9 @@ class Message(MessageFields, StoredMessage):
         is delivered again to this group only. After the group's last attempt the message goes to the dead-letter queue instead, with
         `error`: a text or an exception, 1,000 characters at most. Raises InvalidArgument, DelayTooLong.
         """
-        part = BatchSlice(self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler)
+        part = BatchSlice(
+            self._batch, self._index, 1, self.attempt, self.pull_sequence, self._settler
+        )
         self._settler.nack(part, delay, error_text(error))
         self.is_settled = True
 
@@ -296,7 +307,9 @@ class Message(MessageFields, StoredMessage):
         """The message failed, and no other attempt will help: it goes to the group's dead-letter queue. `error` as in `nack`. Raises
         InvalidArgument.
         """
-        self._settler.settle(self.pull_sequence, self.pull_sequence, Verdict.DEAD, error=error_text(error))
+        self._settler.settle(
+            self.pull_sequence, self.pull_sequence, Verdict.DEAD, error=error_text(error)
+        )
         self.is_settled = True
 
     def release(self) -> None:
@@ -398,7 +411,9 @@ def retry_ms(delay: timedelta) -> int:
     if not isinstance(delay, timedelta) or delay < timedelta(0):
         raise InvalidArgument(f"a delay is a timedelta from 0 on, not {delay!r}")
     if delay > timedelta(milliseconds=limits.DELAY_MS_MAX):
-        raise DelayTooLong(f"a retry after {delay.days} days is too long: the longest delay is {limits.DELAY_MS_MAX // 86_400_000} days")
+        raise DelayTooLong(
+            f"a retry after {delay.days} days is too long: the longest delay is {limits.DELAY_MS_MAX // 86_400_000} days"
+        )
     return -(-delay // timedelta(milliseconds=1))
 
 
@@ -427,7 +442,12 @@ class ReceivedBatches:
         self._cut = None
 
     def read(
-        self, payload: bytes | memoryview, at: int, count: int, ranges: Sequence[Range], server: str | None = None
+        self,
+        payload: bytes | memoryview,
+        at: int,
+        count: int,
+        ranges: Sequence[Range],
+        server: str | None = None,
     ) -> list[DecodedBatch]:
         """Read the `count` batches that begin at byte `at` of a payload from `server`; the delivery hands out `ranges` of them, and of the
         kept batch, which is the last one of the result then. Raises CorruptBatch.
@@ -436,7 +456,11 @@ class ReceivedBatches:
         cut, self._cut = self._cut, None
         for _ in range(count):
             batch = cut
-            if batch is None or batch.server != server or parse_envelope(payload, at) != batch.view.envelope:
+            if (
+                batch is None
+                or batch.server != server
+                or parse_envelope(payload, at) != batch.view.envelope
+            ):
                 batch = DecodedBatch(BatchView.parse(payload, at), server)
             at += batch.view.envelope.total_bytes
             batches.append(batch)

@@ -104,7 +104,9 @@ def check_limits(prefetch: int, prefetch_bytes: int) -> None:
     if not 0 < prefetch <= limits.CONSUMER_UNACKED_MAX:
         raise InvalidArgument(f"prefetch is 1 to {limits.CONSUMER_UNACKED_MAX}, not {prefetch}")
     if not 0 < prefetch_bytes <= limits.CONSUMER_UNACKED_BYTES_MAX:
-        raise InvalidArgument(f"prefetch_bytes is 1 to {limits.CONSUMER_UNACKED_BYTES_MAX}, not {prefetch_bytes}")
+        raise InvalidArgument(
+            f"prefetch_bytes is 1 to {limits.CONSUMER_UNACKED_BYTES_MAX}, not {prefetch_bytes}"
+        )
 
 
 class PrefetchLimit:
@@ -141,7 +143,9 @@ def start(prefetch: int, parts: int) -> int:
     return min(START, prefetch // (2 * parts))
 
 
-def allowance(prefetch: int, parts: Sequence[PrefetchShare], part: PrefetchShare, *, has_unseen: bool) -> int:
+def allowance(
+    prefetch: int, parts: Sequence[PrefetchShare], part: PrefetchShare, *, has_unseen: bool
+) -> int:
     """How many messages `part` may ask for now. While it has unseen messages, it waits until a quarter of the total is free."""
     free = prefetch - sum([each.held + each.asked for each in parts])
     if free <= 0 or (has_unseen and free * 4 < prefetch):
@@ -154,7 +158,14 @@ def allowance(prefetch: int, parts: Sequence[PrefetchShare], part: PrefetchShare
     return max(min(free - reserved, max(part.want, least, 1), limits.PULL_MESSAGES_MAX), 0)
 
 
-def bytes_allowance(prefetch_bytes: int, pull_bytes: int, parts: Sequence[PrefetchShare], part: PrefetchShare, *, has_unseen: bool) -> int:
+def bytes_allowance(
+    prefetch_bytes: int,
+    pull_bytes: int,
+    parts: Sequence[PrefetchShare],
+    part: PrefetchShare,
+    *,
+    has_unseen: bool,
+) -> int:
     """How many bytes a pull of `part` may bring now, `pull_bytes` at most; 0 if it must wait."""
     used = sum([each.held_bytes + each.asked_bytes for each in parts])
     if not used:
@@ -165,7 +176,17 @@ def bytes_allowance(prefetch_bytes: int, pull_bytes: int, parts: Sequence[Prefet
         return 0
     if len(parts) > 1:
         share = prefetch_bytes // (2 * len(parts))
-        free = min(free - sum([max(share - each.held_bytes - each.asked_bytes, 0) for each in parts if each is not part]), max(share, 1))
+        free = min(
+            free
+            - sum(
+                [
+                    max(share - each.held_bytes - each.asked_bytes, 0)
+                    for each in parts
+                    if each is not part
+                ]
+            ),
+            max(share, 1),
+        )
     return max(min(free, pull_bytes), 0)
 
 
@@ -178,7 +199,11 @@ def grown(want: int, asked: int, got: int, prefetch: int) -> int:
 
 def wait_ms(prefetch: int, prefetch_bytes: int, parts: int) -> int:
     """How long a pull may wait at its broker."""
-    return WAIT_MS if parts == 1 or (start(prefetch, parts) and prefetch_bytes >= 2 * parts) else TURN_WAIT_MS
+    return (
+        WAIT_MS
+        if parts == 1 or (start(prefetch, parts) and prefetch_bytes >= 2 * parts)
+        else TURN_WAIT_MS
+    )
 
 
 ANSWER_S: Final = 10.0
@@ -286,7 +311,16 @@ class SessionUser(Protocol[GrantedT]):
 class SessionLoop(Generic[GrantedT]):
     """`session` is None while no session is attached."""
 
-    def __init__(self, links: ConnectionPool, user: SessionUser[GrantedT], *, subject: str, group: str, name: str, lease_ms: int) -> None:
+    def __init__(
+        self,
+        links: ConnectionPool,
+        user: SessionUser[GrantedT],
+        *,
+        subject: str,
+        group: str,
+        name: str,
+        lease_ms: int,
+    ) -> None:
         """`group` is the broker group, `name` the consumer's, `lease_ms` what the consumer asks for: a broker may grant less."""
         self.session: ConsumerSession | None = None
         self.sure_until_s = -math.inf
@@ -326,13 +360,18 @@ class SessionLoop(Generic[GrantedT]):
             except CallerError as failure:
                 refusals += 1
                 self.detach()
-                if isinstance(failure, ClientClosed | OrderMismatch | NeverReached) or refusals > REFUSALS_MAX:
+                if (
+                    isinstance(failure, ClientClosed | OrderMismatch | NeverReached)
+                    or refusals > REFUSALS_MAX
+                ):
                     self._user.refused(failure)
                     return
             except QmqError as failure:
                 log.debug("%s: %s", self._name, failure)
             self.detach()
-            await asyncio.sleep(pause_s(self._links.timing.session_retry_s, tries) if rest_s is None else rest_s)
+            await asyncio.sleep(
+                pause_s(self._links.timing.session_retry_s, tries) if rest_s is None else rest_s
+            )
             tries += 1
 
     async def _serve_under(self, master: Master, connection: Connection) -> bool:
@@ -380,7 +419,9 @@ class SessionLoop(Generic[GrantedT]):
                     await self._ended.wait()
             except TimeoutError:
                 sent_s = self._loop.time()
-                await session.connection.call(FrameKind.HEARTBEAT, wire.pack_session(session.number), timeout_s=ANSWER_S)
+                await session.connection.call(
+                    FrameKind.HEARTBEAT, wire.pack_session(session.number), timeout_s=ANSWER_S
+                )
                 if session is self.session:
                     self._heard(sent_s)
 

@@ -126,7 +126,11 @@ class AckBatch:
 
 def cut(settlements: list[Settlement], before: int) -> tuple[list[Settlement], int]:
     """The verdicts on pull sequences before `before`, and the number of the other messages."""
-    kept = [each._replace(last=min(each.last, before - 1)) for each in settlements if each.first < before]
+    kept = [
+        each._replace(last=min(each.last, before - 1))
+        for each in settlements
+        if each.first < before
+    ]
     return kept, count(settlements) - count(kept)
 
 
@@ -135,7 +139,9 @@ def in_frames(settlements: list[Settlement]) -> Iterator[list[Settlement]]:
     part: list[Settlement] = []
     errors = 0
     for each in settlements:
-        if part and (errors + len(each.error) > _ERRORS_CHARS or len(part) == limits.SETTLE_RANGES_SENT):
+        if part and (
+            errors + len(each.error) > _ERRORS_CHARS or len(part) == limits.SETTLE_RANGES_SENT
+        ):
             yield part
             part, errors = [], 0
         part.append(each)
@@ -207,11 +213,19 @@ class SpooledAck(NamedTuple):
 
 def pack_origin(origin: SpoolOwner) -> bytes:
     attach = json.loads(origin.attach.pack())
-    return json.dumps({"version": VERSION, "broker_group": origin.broker_group, "attach": attach}).encode() + b"\n"
+    return (
+        json.dumps(
+            {"version": VERSION, "broker_group": origin.broker_group, "attach": attach}
+        ).encode()
+        + b"\n"
+    )
 
 
 def pack_verdicts(settlements: Iterable[Settlement], time_ms: int) -> bytes:
-    lines = [{"time_ms": time_ms, **each._asdict(), "verdict": Verdict(each.verdict).name} for each in settlements]
+    lines = [
+        {"time_ms": time_ms, **each._asdict(), "verdict": Verdict(each.verdict).name}
+        for each in settlements
+    ]
     return b"".join([json.dumps(each).encode() + b"\n" for each in lines])
 
 
@@ -221,8 +235,12 @@ def unpack(data: bytes) -> tuple[SpoolOwner, list[SpooledAck]]:
     try:
         head = json.loads(first)
         if head["version"] != VERSION:
-            raise ValueError(f"version {head['version']!r} of the format, which only newer clients know")
-        origin = SpoolOwner(str(head["broker_group"]), Attach.unpack(json.dumps(head["attach"]).encode()))
+            raise ValueError(
+                f"version {head['version']!r} of the format, which only newer clients know"
+            )
+        origin = SpoolOwner(
+            str(head["broker_group"]), Attach.unpack(json.dumps(head["attach"]).encode())
+        )
         return origin, [_kept(json.loads(line)) for line in lines]
     except (KeyError, TypeError, RecursionError, ProtocolViolation) as cause:
         raise ValueError(f"not a file of verdicts: {cause!r}") from None
@@ -230,9 +248,15 @@ def unpack(data: bytes) -> tuple[SpoolOwner, list[SpooledAck]]:
 
 def _kept(line: dict[str, Any]) -> SpooledAck:
     numbers = [line[name] for name in ("first", "last", "delay_ms", "time_ms")]
-    if not all(type(each) is int for each in numbers) or not 0 <= line["first"] <= line["last"] or not isinstance(line["error"], str):
+    if (
+        not all(type(each) is int for each in numbers)
+        or not 0 <= line["first"] <= line["last"]
+        or not isinstance(line["error"], str)
+    ):
         raise ValueError(f"{line} is not a verdict")
-    verdict = Settlement(line["first"], line["last"], Verdict[line["verdict"]], line["delay_ms"], line["error"])
+    verdict = Settlement(
+        line["first"], line["last"], Verdict[line["verdict"]], line["delay_ms"], line["error"]
+    )
     return SpooledAck(verdict, line["time_ms"])
 
 
@@ -244,7 +268,9 @@ def still_to_say(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> lis
     for each, time_ms in kept:
         if each.first < next_pull:
             is_timed = each.verdict == Verdict.NACK and each.delay_ms != BY_GROUP_MS
-            delay_ms = max(each.delay_ms - max(now_ms - time_ms, 0), 0) if is_timed else each.delay_ms
+            delay_ms = (
+                max(each.delay_ms - max(now_ms - time_ms, 0), 0) if is_timed else each.delay_ms
+            )
             found.append(each._replace(last=min(each.last, next_pull - 1), delay_ms=delay_ms))
     return found
 
@@ -255,7 +281,9 @@ def still_to_say(kept: Iterable[SpooledAck], next_pull: int, now_ms: int) -> lis
 class SpoolFile:
     """The file of one queue of a running consumer. Raises no errors: the first failure in a row is logged."""
 
-    def __init__(self, path: Path, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, path: Path, origin: Callable[[], SpoolOwner], now_ms: Callable[[], int]
+    ) -> None:
         self._path, self._origin, self._now_ms = path, origin, now_ms
         self._fd = -1
         self._is_warned = False
@@ -293,7 +321,9 @@ class SpoolFile:
             try:
                 _write(self._fd, pack_verdicts(settlements, self._now_ms()))
             except OSError as failure:
-                with suppress(OSError):  # an incomplete line must go: the next line would be appended to it
+                with suppress(
+                    OSError
+                ):  # an incomplete line must go: the next line would be appended to it
                     os.ftruncate(self._fd, size)
                     os.lseek(self._fd, size, os.SEEK_SET)
                 self._warn(failure)
@@ -356,14 +386,23 @@ class AckSpool:
             try:
                 found = SpoolRemainder(path, fd, *unpack(os.pread(fd, os.fstat(fd).st_size, 0)))
             except (OSError, ValueError) as failure:
-                log.warning("%s is set aside; its verdicts are lost, and their messages will be delivered again: %s", path, failure)
+                log.warning(
+                    "%s is set aside; its verdicts are lost, and their messages will be delivered again: %s",
+                    path,
+                    failure,
+                )
                 with suppress(OSError):
                     path.rename(path.with_suffix(BAD_SUFFIX))
                 os.close(fd)
                 continue
             if now_ms - max((each.time_ms for each in found.kept), default=now_ms) > OLD_MS:
                 consumer = found.origin.attach.consumer
-                log.warning("%d verdicts of consumer %s found no broker for a week: %s is deleted", len(found.kept), consumer, path)
+                log.warning(
+                    "%d verdicts of consumer %s found no broker for a week: %s is deleted",
+                    len(found.kept),
+                    consumer,
+                    path,
+                )
                 found.delete()
                 found.put_back()
                 continue
@@ -417,7 +456,9 @@ class QueueSpool:
     `unanswered` returns all unanswered verdicts in the order in which they were given.
     """
 
-    def __init__(self, file: SpoolFile | None, unanswered: Callable[[], Sequence[Settlement]]) -> None:
+    def __init__(
+        self, file: SpoolFile | None, unanswered: Callable[[], Sequence[Settlement]]
+    ) -> None:
         self._file = file
         self._unanswered = unanswered
         self._loop = asyncio.get_running_loop()
@@ -507,7 +548,10 @@ class SpoolFolder:
     """
 
     def __init__(
-        self, path: Path, now_s: Callable[[], float] = time.monotonic, list_names: Callable[[Path], list[str]] = os.listdir
+        self,
+        path: Path,
+        now_s: Callable[[], float] = time.monotonic,
+        list_names: Callable[[Path], list[str]] = os.listdir,
     ) -> None:
         self.path = path
         self._now_s = now_s
@@ -545,7 +589,9 @@ StateDir = str | os.PathLike[str] | Literal[False] | None
 """A folder; None for the default; False for none."""
 
 
-def folder_of(state_dir: StateDir, environment: Mapping[str, str], home: Path | None) -> Path | None:
+def folder_of(
+    state_dir: StateDir, environment: Mapping[str, str], home: Path | None
+) -> Path | None:
     """QMQ_STATE_DIR, else `qmq` below XDG_STATE_HOME or ~/.local/state, unless one is named. Raises InvalidArgument. Pure."""
     if state_dir is False:
         return None

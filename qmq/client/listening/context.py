@@ -49,7 +49,12 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+)
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -115,7 +120,11 @@ class Policy(NamedTuple):
 
     def delay(self, attempt: int) -> timedelta | None:
         """How long a message waits after this attempt (from 1) failed; None: as the group's settings say."""
-        return self.retry_delays[min(attempt, len(self.retry_delays)) - 1] if self.retry_delays else None
+        return (
+            self.retry_delays[min(attempt, len(self.retry_delays)) - 1]
+            if self.retry_delays
+            else None
+        )
 
 
 def decide(failure: BaseException | None, attempt: int, policy: Policy) -> HandlerDecision:
@@ -141,9 +150,7 @@ def _text(failure: BaseException) -> str:
         return type(failure).__name__
 
 
-VERDICT_OF_TRANSACTION: Final = (
-    "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or qmq.Reject to roll back"
-)
+VERDICT_OF_TRANSACTION: Final = "with `idempotent` the verdict belongs to the transaction: return to commit and acknowledge, raise qmq.Retry or qmq.Reject to roll back"
 Say = Callable[[Sequence[AnyMessage], HandlerDecision], None]
 """Gives this verdict to the messages without a verdict."""
 
@@ -158,7 +165,14 @@ class Context:
 
     __slots__ = ("_deadline_ms", "_say", "connection", "group", "messages", "mq")
 
-    def __init__(self, mq: Any, group: str, messages: Sequence[AnyMessage], say: Say | None, deadline_ms: int | None) -> None:
+    def __init__(
+        self,
+        mq: Any,
+        group: str,
+        messages: Sequence[AnyMessage],
+        say: Say | None,
+        deadline_ms: int | None,
+    ) -> None:
         self.mq = mq
         self.group = group
         self.messages = messages
@@ -229,16 +243,22 @@ class Providers:
     def add(self, kind: type, factory: Factory) -> None:
         """Register a factory for a type; the last one wins. Raises InvalidArgument."""
         if kind is Context or not isinstance(kind, type) or not callable(factory):
-            raise InvalidArgument(f"mq.provide takes a class and a function that makes it, not {kind!r} and {factory!r}")
+            raise InvalidArgument(
+                f"mq.provide takes a class and a function that makes it, not {kind!r} and {factory!r}"
+            )
         self._factories[kind] = factory, _takes_context(factory)
 
     def check(self, kinds: Iterable[Any], spoken: str) -> None:
         """Raises InvalidArgument if a handler depends on a type that is not provided."""
         for kind in kinds:
             if kind not in self._factories:
-                raise InvalidArgument(f"{spoken} takes a {kind.__name__}, which is not provided: call mq.provide({kind.__name__}, factory)")
+                raise InvalidArgument(
+                    f"{spoken} takes a {kind.__name__}, which is not provided: call mq.provide({kind.__name__}, factory)"
+                )
 
-    async def enter(self, kinds: Iterable[Any], context: Context, stack: AsyncExitStack) -> dict[Any, object]:
+    async def enter(
+        self, kinds: Iterable[Any], context: Context, stack: AsyncExitStack
+    ) -> dict[Any, object]:
         """The dependencies of an async handler."""
         found: dict[Any, object] = {}
         for kind in kinds:
@@ -250,10 +270,14 @@ class Providers:
             elif isinstance(made, AbstractAsyncContextManager):
                 found[kind] = await stack.enter_async_context(made)
             else:
-                found[kind] = stack.enter_context(made) if isinstance(made, AbstractContextManager) else made
+                found[kind] = (
+                    stack.enter_context(made) if isinstance(made, AbstractContextManager) else made
+                )
         return found
 
-    def enter_sync(self, kinds: Iterable[Any], context: Context, stack: ExitStack) -> dict[Any, object]:
+    def enter_sync(
+        self, kinds: Iterable[Any], context: Context, stack: ExitStack
+    ) -> dict[Any, object]:
         """The dependencies of a handler in a thread. Raises InvalidArgument for one that needs an event loop."""
         found: dict[Any, object] = {}
         for kind in kinds:
@@ -267,7 +291,9 @@ class Providers:
                     f"the factory of {kind.__name__} is async: a plain `def` handler cannot wait for it, so make the handler an `async def`"
                 )
             else:
-                found[kind] = stack.enter_context(made) if isinstance(made, AbstractContextManager) else made
+                found[kind] = (
+                    stack.enter_context(made) if isinstance(made, AbstractContextManager) else made
+                )
         return found
 
     def _make(self, kind: Any, context: Context) -> Any:
@@ -282,7 +308,10 @@ def _takes_context(factory: Factory) -> bool:
     except (TypeError, ValueError):
         return False
     empty = inspect.Parameter.empty
-    return any(each.default is empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
+    return any(
+        each.default is empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        for each in parameters
+    )
 
 
 Handler = Callable[..., Any]
@@ -322,9 +351,13 @@ class Binding:
 
     def call(self, payload: object, context: Context, provided: Mapping[Any, object]) -> Any:
         """Call the handler. Returns the coroutine of an async handler."""
-        values = [(each, context if each.kind is None else provided[each.kind]) for each in self.arguments]
+        values = [
+            (each, context if each.kind is None else provided[each.kind]) for each in self.arguments
+        ]
         positional = [value for each, value in values if not each.is_keyword]
-        return self.handler(payload, *positional, **{each.name: value for each, value in values if each.is_keyword})
+        return self.handler(
+            payload, *positional, **{each.name: value for each, value in values if each.is_keyword}
+        )
 
 
 def bind(handler: Handler, *, is_batch: bool) -> Binding:
@@ -335,15 +368,25 @@ def bind(handler: Handler, *, is_batch: bool) -> Binding:
     hints = _hints(handler, spoken)
     parameters = list(inspect.signature(handler).parameters.values())
     if not parameters or parameters[0].kind not in _POSITIONAL:
-        raise InvalidArgument(f"{spoken} takes no payload: give it a first parameter, such as `body: bytes`")
+        raise InvalidArgument(
+            f"{spoken} takes no payload: give it a first parameter, such as `body: bytes`"
+        )
     first, *others = parameters
-    kind = _payload_kind(hints.get(first.name, inspect.Parameter.empty), spoken, first.name, is_batch=is_batch)
+    kind = _payload_kind(
+        hints.get(first.name, inspect.Parameter.empty), spoken, first.name, is_batch=is_batch
+    )
     try:
         decode = None if _is_message(kind) else codec_of(kind)
     except InvalidArgument as failure:
         raise InvalidArgument(f"{spoken}: parameter {first.name!r}: {failure.message}") from failure
     arguments = [_argument(each, hints.get(each.name), spoken) for each in others]
-    return Binding(handler, spoken, _is_async(handler), decode, tuple(each for each in arguments if each is not None))
+    return Binding(
+        handler,
+        spoken,
+        _is_async(handler),
+        decode,
+        tuple(each for each in arguments if each is not None),
+    )
 
 
 def _hints(handler: Handler, spoken: str) -> dict[str, Any]:
@@ -376,11 +419,17 @@ def _payload_kind(kind: Any, spoken: str, name: str, *, is_batch: bool) -> Any:
             f"{spoken} is a method without an object: register the method of an object, mq.listen(subject, thing.method, group)"
         )
     if kind is inspect.Parameter.empty:
-        raise InvalidArgument(f"{spoken}: annotate {name!r}: `bytes`, `qmq.Message`, or the type to which JSON is decoded")
+        raise InvalidArgument(
+            f"{spoken}: annotate {name!r}: `bytes`, `qmq.Message`, or the type to which JSON is decoded"
+        )
     if is_batch and get_origin(kind) is not list:
-        raise InvalidArgument(f"{spoken}: with `batch` the first parameter is a list, such as `list[bytes]`, not {kind}")
+        raise InvalidArgument(
+            f"{spoken}: with `batch` the first parameter is a list, such as `list[bytes]`, not {kind}"
+        )
     if kind is Context:
-        raise InvalidArgument(f"{spoken}: the first parameter is the payload; the Context comes after it")
+        raise InvalidArgument(
+            f"{spoken}: the first parameter is the payload; the Context comes after it"
+        )
     return get_args(kind)[0] if is_batch else kind
 
 
@@ -397,9 +446,14 @@ def _argument(parameter: inspect.Parameter, kind: Any, spoken: str) -> Argument 
     is_keyword = parameter.kind not in _POSITIONAL
     if kind is Context:
         return Argument(parameter.name, None, is_keyword)
-    is_variadic = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    is_variadic = parameter.kind in (
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    )
     if is_variadic or parameter.default is not inspect.Parameter.empty:
         return None
     if not isinstance(kind, type) or kind in (Any, object):
-        raise InvalidArgument(f"{spoken}: annotate {parameter.name!r} with qmq.Context, or with a class registered by mq.provide")
+        raise InvalidArgument(
+            f"{spoken}: annotate {parameter.name!r} with qmq.Context, or with a class registered by mq.provide"
+        )
     return Argument(parameter.name, kind, is_keyword)

@@ -160,12 +160,18 @@ class Options:
         for tags in ("tags_any", "tags_all"):
             texts(tags, getattr(self, tags))
         _check(self.concurrency >= 1, f"concurrency is 1 or more, not {self.concurrency}")
-        _check(self.on_undecodable in ("reject", "retry", "skip"), "on_undecodable is 'reject', 'retry' or 'skip'")
+        _check(
+            self.on_undecodable in ("reject", "retry", "skip"),
+            "on_undecodable is 'reject', 'retry' or 'skip'",
+        )
         _check(self.start in (None, "earliest", "latest"), "start is 'earliest' or 'latest'")
         for each in self.retry_delays:
             retry_ms(each)
         for name, span in (("timeout", self.timeout), ("lease", self.lease)):
-            _check(span is None or (isinstance(span, timedelta) and span > timedelta(0)), f"{name} is a timedelta over 0, not {span!r}")
+            _check(
+                span is None or (isinstance(span, timedelta) and span > timedelta(0)),
+                f"{name} is a timedelta over 0, not {span!r}",
+            )
         if self.batch is not None:
             self._check_batch(*self.batch)
         _check(
@@ -178,10 +184,16 @@ class Options:
         )
 
     def _check_batch(self, count: int, wait: timedelta) -> None:
-        _check(isinstance(wait, timedelta) and wait >= timedelta(0), f"batch is (messages, timedelta), not {self.batch!r}")
+        _check(
+            isinstance(wait, timedelta) and wait >= timedelta(0),
+            f"batch is (messages, timedelta), not {self.batch!r}",
+        )
         held = self.prefetch or _PREFETCH
         _check(1 <= count <= held, f"a batch of {count} messages never fills: prefetch is {held}")
-        _check(self.idempotent is None, "`idempotent` is for one message at a time: leave out `batch`, or record the messages yourself")
+        _check(
+            self.idempotent is None,
+            "`idempotent` is for one message at a time: leave out `batch`, or record the messages yourself",
+        )
 
     @property
     def record_group(self) -> str:
@@ -195,8 +207,15 @@ class Options:
 
     def consumer(self) -> dict[str, Any]:
         """The keywords for `Client.consumer`; options that were not given are left to it."""
-        _check(self.on_failure is None and self.attempts_max is None, self._of_ordered("on_failure and attempts_max are", is_ordered=False))
-        chosen: dict[str, Any] = {"ack": "explicit", "tags_any": self.tags_any, "tags_all": self.tags_all}
+        _check(
+            self.on_failure is None and self.attempts_max is None,
+            self._of_ordered("on_failure and attempts_max are", is_ordered=False),
+        )
+        chosen: dict[str, Any] = {
+            "ack": "explicit",
+            "tags_any": self.tags_any,
+            "tags_all": self.tags_all,
+        }
         if self.most_once:
             chosen["consume_most_once"] = True
         if self.broadcast:
@@ -208,9 +227,17 @@ class Options:
 
     def ordered_consumer(self, *, is_async: bool) -> dict[str, Any]:
         """The keywords for `Client.ordered_consumer`. Raises InvalidArgument for options that do not go with ordered subjects."""
-        _check(not self.tags_any and not self.tags_all, self._of_ordered("tags_any and tags_all are"))
-        _check(not self.most_once and not self.broadcast, self._of_ordered("most_once and broadcast are"))
-        _check(self.prefetch_bytes is None and self.expired is None, self._of_ordered("prefetch_bytes and expired are"))
+        _check(
+            not self.tags_any and not self.tags_all, self._of_ordered("tags_any and tags_all are")
+        )
+        _check(
+            not self.most_once and not self.broadcast,
+            self._of_ordered("most_once and broadcast are"),
+        )
+        _check(
+            self.prefetch_bytes is None and self.expired is None,
+            self._of_ordered("prefetch_bytes and expired are"),
+        )
         _check(
             is_async or self.timeout is None,
             f"subject {self.subject!r} is ordered, and a thread cannot be cancelled: its key's next try would overtake it. "
@@ -225,7 +252,9 @@ class Options:
         return chosen | self._common()
 
     def _common(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in ("name", "start", "prefetch", "prefetch_bytes")}
+        found = {
+            name: getattr(self, name) for name in ("name", "start", "prefetch", "prefetch_bytes")
+        }
         chosen = {name: value for name, value in found.items() if value is not None}
         if self.lease is not None:
             chosen["lease_ms"] = math.ceil(self.lease.total_seconds() * 1000)

@@ -26,7 +26,16 @@ from qmq.client.interceptors import Chain
 from qmq.client.listening.context import Binding, Factory, Handler, Providers, bind
 from qmq.client.listening.listener_options import ListenerOptions, Options, options_of
 from qmq.client.listening.message_handling import BatchHandling, HandlerContext, MessageHandling
-from qmq.client.listening.pools import Batches, OrderedPool, Pool, Runs, Singles, Stop, asked_by_signals, failure_of
+from qmq.client.listening.pools import (
+    Batches,
+    OrderedPool,
+    Pool,
+    Runs,
+    Singles,
+    Stop,
+    asked_by_signals,
+    failure_of,
+)
 from qmq.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
@@ -78,7 +87,13 @@ class Listening:
         providers: Providers,
         stop: Stop,
     ) -> None:
-        self._mq, self._ordering, self._now_ns, self._for_threads, self._providers = mq, ordering, now_ns, for_threads, providers
+        self._mq, self._ordering, self._now_ns, self._for_threads, self._providers = (
+            mq,
+            ordering,
+            now_ns,
+            for_threads,
+            providers,
+        )
         self._stop = stop
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -118,19 +133,25 @@ class Listening:
         threads: Executor | None = None
         try:
             if not listener.binding.is_async:
-                threads = ThreadPoolExecutor(listener.options.concurrency, thread_name_prefix=f"qmq-{spoken}")
+                threads = ThreadPoolExecutor(
+                    listener.options.concurrency, thread_name_prefix=f"qmq-{spoken}"
+                )
             work = await self._prepared(listener, threads)
             if work is not None:
                 await work.run()
         except Exception as failure:
-            log.error("listener %s of subject %r ends: %s", spoken, listener.options.subject, failure)
+            log.error(
+                "listener %s of subject %r ends: %s", spoken, listener.options.subject, failure
+            )
             raise
         finally:
             self._stop.begin()
             if threads is not None:
                 threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _prepared(self, listener: Listener, threads: Executor | None) -> Pool | OrderedPool | None:
+    async def _prepared(
+        self, listener: Listener, threads: Executor | None
+    ) -> Pool | OrderedPool | None:
         """The parts that a listener needs to run; None if it was stopped before."""
         options, binding, stop, mq = listener.options, listener.binding, self._stop, self._mq
         is_ordered = await self._is_ordered(options.subject)
@@ -140,16 +161,34 @@ class Listening:
         around = HandlerContext(seen, mq.interceptors, self._providers, self._now_ns, threads)
         handling = MessageHandling(options, binding, around)
         if is_ordered:
-            ordered = mq.ordered_consumer(options.subject, options.group, **options.ordered_consumer(is_async=binding.is_async))
+            ordered = mq.ordered_consumer(
+                options.subject,
+                options.group,
+                **options.ordered_consumer(is_async=binding.is_async),
+            )
             if options.batch is None:
                 return OrderedPool(ordered, handling, options.concurrency, stop)
             runs = BatchHandling(options, binding, around)
-            return Pool(ordered, Runs(ordered, options.batch[0]), runs.handle_run, options.concurrency, stop)
+            return Pool(
+                ordered, Runs(ordered, options.batch[0]), runs.handle_run, options.concurrency, stop
+            )
         consumer = mq.consumer(options.subject, options.group, **options.consumer())
         if options.batch is None:
-            return Pool(consumer, Singles(consumer, is_most_once=options.most_once), handling.handle, options.concurrency, stop)
+            return Pool(
+                consumer,
+                Singles(consumer, is_most_once=options.most_once),
+                handling.handle,
+                options.concurrency,
+                stop,
+            )
         batches = Batches(consumer, *options.batch, stop, is_most_once=options.most_once)
-        return Pool(consumer, batches, BatchHandling(options, binding, around).handle_all, options.concurrency, stop)
+        return Pool(
+            consumer,
+            batches,
+            BatchHandling(options, binding, around).handle_all,
+            options.concurrency,
+            stop,
+        )
 
     async def _is_ordered(self, subject: str) -> bool | None:
         """Whether the subject is ordered; None if the listener was stopped first. Raises UnknownSubject."""
@@ -173,9 +212,22 @@ class Listening:
 class Listeners:
     """A client's listeners. The module describes them."""
 
-    def __init__(self, mq: ListeningClient, ordering: Ask, now_ns: Callable[[], int], for_threads: ForThreads, cancel_s: float) -> None:
+    def __init__(
+        self,
+        mq: ListeningClient,
+        ordering: Ask,
+        now_ns: Callable[[], int],
+        for_threads: ForThreads,
+        cancel_s: float,
+    ) -> None:
         self.providers = Providers()
-        self._mq, self._ordering, self._now_ns, self._for_threads, self._cancel_s = mq, ordering, now_ns, for_threads, cancel_s
+        self._mq, self._ordering, self._now_ns, self._for_threads, self._cancel_s = (
+            mq,
+            ordering,
+            now_ns,
+            for_threads,
+            cancel_s,
+        )
         self._registered: list[Listener] = []
         self._listening: Listening | None = None
 
@@ -200,7 +252,9 @@ class Listeners:
         for each in self._registered:
             self.providers.check(each.binding.provided, each.binding.spoken)
         stop = Stop(grace.total_seconds(), self._cancel_s)
-        listening = Listening(self._mq, self._ordering, self._now_ns, self._for_threads, self.providers, stop)
+        listening = Listening(
+            self._mq, self._ordering, self._now_ns, self._for_threads, self.providers, stop
+        )
         self._listening = listening
         try:
             for each in self._registered:
@@ -216,7 +270,9 @@ class Listeners:
     async def run(self, grace: timedelta) -> None:
         """Run all listeners until they are stopped, also by SIGINT or SIGTERM."""
         if not self._registered:
-            raise InvalidArgument("no listener is registered: register one with @mq.listener or mq.listen")
+            raise InvalidArgument(
+                "no listener is registered: register one with @mq.listener or mq.listen"
+            )
         async with self.listening(grace) as listening:
             with asked_by_signals(listening.stop):
                 await listening.wait()
@@ -250,10 +306,14 @@ class ListenerApi:
     def _listeners(self) -> Listeners:
         if self._own_listeners is None:
             mq = cast(ListeningClient, self)
-            self._own_listeners = Listeners(mq, self._ordering, self._now_ns, self._for_threads, self._timing.cancel_s)
+            self._own_listeners = Listeners(
+                mq, self._ordering, self._now_ns, self._for_threads, self._timing.cancel_s
+            )
         return self._own_listeners
 
-    def listener(self, subject: str, group: str, **options: Unpack[ListenerOptions]) -> Callable[[_Handler], _Handler]:
+    def listener(
+        self, subject: str, group: str, **options: Unpack[ListenerOptions]
+    ) -> Callable[[_Handler], _Handler]:
         """Register a function as the handler of a subject's messages: `@mq.listener("order.created", group="billing", concurrency=16)`.
 
         The annotation of its first parameter says what a body is decoded to; a parameter annotated with `qmq.Context` gets the context.
@@ -268,7 +328,13 @@ class ListenerApi:
 
         return register
 
-    def listen(self, subject: str, handler: Callable[..., Any], group: str, **options: Unpack[ListenerOptions]) -> None:
+    def listen(
+        self,
+        subject: str,
+        handler: Callable[..., Any],
+        group: str,
+        **options: Unpack[ListenerOptions],
+    ) -> None:
         """Register a handler that is not a plain function, such as a method of an object. Otherwise as `listener`."""
         self._listeners.add(subject, group, handler, options)
 

@@ -148,7 +148,13 @@ def say_from_threads(message: AnyMessage, loop: asyncio.AbstractEventLoop) -> No
 
     if isinstance(message, OrderedMessage):
         # a message that is tried again has it from the last try
-        message.settle_through(lambda settler: settler if isinstance(settler, _ThreadLaneSettler) else _ThreadLaneSettler(settler, call))
+        message.settle_through(
+            lambda settler: (
+                settler
+                if isinstance(settler, _ThreadLaneSettler)
+                else _ThreadLaneSettler(settler, call)
+            )
+        )
     else:
         message.settle_through(lambda settler: _ThreadSettler(settler, call))
 
@@ -248,7 +254,9 @@ class MessageHandling:
     def __init__(self, options: Options, binding: Binding, around: HandlerContext) -> None:
         self.options = options
         self._binding = binding
-        self._payload: Callable[[AnyMessage], Any] = attrgetter("body") if binding.decode is same else self._decoded_payload
+        self._payload: Callable[[AnyMessage], Any] = (
+            attrgetter("body") if binding.decode is same else self._decoded_payload
+        )
         self._provided = binding.provided
         self._around = around
         self._chain, self._group = around.chain, options.group
@@ -257,7 +265,13 @@ class MessageHandling:
         self._record = options.record_group
         self._policy = options.policy
         self._loop = asyncio.get_running_loop()
-        self._is_plain = binding.is_async and binding.is_bare and self._idempotent is None and self._timeout_s is None and not around.chain
+        self._is_plain = (
+            binding.is_async
+            and binding.is_bare
+            and self._idempotent is None
+            and self._timeout_s is None
+            and not around.chain
+        )
         """Whether nothing surrounds the handler, so that calling it is all the work for a message."""
         self._say = self._said if binding.is_async else self._said_in_thread
 
@@ -279,7 +293,9 @@ class MessageHandling:
                 raise
             failure = error
         except Exception as error:
-            failure = self._timed_out() if limit.expired() and isinstance(error, TimeoutError) else error
+            failure = (
+                self._timed_out() if limit.expired() and isinstance(error, TimeoutError) else error
+            )
         if failure is not None:
             self.conclude(message, failure)
         elif not message.is_settled:
@@ -287,7 +303,9 @@ class MessageHandling:
         if threads:
             await asyncio.wait(threads)
 
-    async def _work(self, message: AnyMessage, payload: object, threads: list[asyncio.Future[Any]]) -> None:
+    async def _work(
+        self, message: AnyMessage, payload: object, threads: list[asyncio.Future[Any]]
+    ) -> None:
         """Call the handler inside its timeout, transaction and dependencies. `threads` collects threads that may outlast a timeout."""
         context = self._context([message])
         if not self._binding.is_async:
@@ -297,7 +315,13 @@ class MessageHandling:
         else:
             await self._once(self._idempotent, message, payload, context)
 
-    async def _work_in_threads(self, message: AnyMessage, payload: object, context: Context, threads: list[asyncio.Future[Any]]) -> None:
+    async def _work_in_threads(
+        self,
+        message: AnyMessage,
+        payload: object,
+        context: Context,
+        threads: list[asyncio.Future[Any]],
+    ) -> None:
         say_from_threads(message, self._loop)
         for pause_s in _pauses():
             threads[:] = [self._start_thread(self._work_in_thread, message, payload, context)]
@@ -308,7 +332,9 @@ class MessageHandling:
                 raise raised
             await self._rest(message, raised, pause_s)
 
-    async def _once(self, store: Idempotent, message: AnyMessage, payload: object, context: Context) -> None:
+    async def _once(
+        self, store: Idempotent, message: AnyMessage, payload: object, context: Context
+    ) -> None:
         """Run an `async def` handler inside its transaction. While the store cannot say whether the message is done, it waits."""
         for pause_s in _pauses():
             try:
@@ -325,10 +351,14 @@ class MessageHandling:
 
     async def _rest(self, message: AnyMessage, failure: _NotYet, pause_s: float) -> None:
         """Wait before another try. No attempt is counted, because the handler was not called."""
-        log.warning("%s: %r is tried again in %g s: %s", self._binding.spoken, message, pause_s, failure)
+        log.warning(
+            "%s: %r is tried again in %g s: %s", self._binding.spoken, message, pause_s, failure
+        )
         await asyncio.sleep(pause_s)
 
-    def _work_in_thread(self, message: AnyMessage, payload: object, context: Context) -> Exception | None:
+    def _work_in_thread(
+        self, message: AnyMessage, payload: object, context: Context
+    ) -> Exception | None:
         """Run a plain handler inside its transaction. Returns the exception that it raised, since futures cannot carry every exception."""
         try:
             if self._idempotent is None:
@@ -388,7 +418,13 @@ class MessageHandling:
         deadline_ms = None
         if self._timeout_s is not None:
             deadline_ms = ms_of(self._around.now_ns()) + int(self._timeout_s * 1000)
-        return Context(self._around.mq, self._group, messages, None if self._idempotent is not None else say or self._say, deadline_ms)
+        return Context(
+            self._around.mq,
+            self._group,
+            messages,
+            None if self._idempotent is not None else say or self._say,
+            deadline_ms,
+        )
 
     def _timed_out(self) -> TimedOut:
         return TimedOut(f"timed out after {self._timeout_s:g} s")
@@ -408,7 +444,9 @@ class MessageHandling:
         elif not message.is_settled:
             message.ack_later()
 
-    def log(self, message: AnyMessage | LaneMessage, failure: BaseException, messages: int = 1) -> None:
+    def log(
+        self, message: AnyMessage | LaneMessage, failure: BaseException, messages: int = 1
+    ) -> None:
         """Log the failure of a message, or of a batch that begins with it."""
         which = f"{message!r}" if messages == 1 else f"{messages} messages from {message!r} on"
         if isinstance(failure, Retry):
@@ -485,7 +523,9 @@ class BatchHandling(MessageHandling):
         try:
             good, payloads = self._decoded(every)
             if good:
-                failure = await self._outcome(good, payloads, thread, lambda _, decision: self._say_of_run(messages, decision))
+                failure = await self._outcome(
+                    good, payloads, thread, lambda _, decision: self._say_of_run(messages, decision)
+                )
         except Undecodable as undecodable:
             failure = undecodable
         except asyncio.CancelledError:
@@ -511,7 +551,11 @@ class BatchHandling(MessageHandling):
         return good, payloads
 
     async def _outcome(
-        self, messages: Sequence[Any], payloads: list[Any], threads: list[asyncio.Future[Any]], say: Say | None = None
+        self,
+        messages: Sequence[Any],
+        payloads: list[Any],
+        threads: list[asyncio.Future[Any]],
+        say: Say | None = None,
     ) -> BaseException | None:
         """The exception with which the handler ended, or None. Raises CancelledError if the worker is cancelled."""
         context = self._context(messages, say)
@@ -536,7 +580,9 @@ class BatchHandling(MessageHandling):
                 raise
             return error
         except Exception as error:
-            return self._timed_out() if limit.expired() and isinstance(error, TimeoutError) else error
+            return (
+                self._timed_out() if limit.expired() and isinstance(error, TimeoutError) else error
+            )
         return None
 
     def _say_of_run(self, messages: OrderedMessages, decision: HandlerDecision) -> None:

@@ -103,7 +103,11 @@ async def cancel(tasks: Iterable[asyncio.Task[Any]], stop: Stop, spoken: str) ->
     if left:
         _, stubborn = await asyncio.wait(left, timeout=stop.cancel_s)
         if stubborn:
-            log.error("%s: %d handlers did not end after cancellation and are abandoned", spoken, len(stubborn))
+            log.error(
+                "%s: %d handlers did not end after cancellation and are abandoned",
+                spoken,
+                len(stubborn),
+            )
 
 
 def failure_of(tasks: Iterable[asyncio.Task[Any]]) -> BaseException | None:
@@ -182,7 +186,12 @@ class Pool:
     """Workers on one consumer. The module describes them."""
 
     def __init__(
-        self, consumer: Consumer | OrderedConsumer, source: WorkSource, work: Callable[[Any], Awaitable[None]], concurrency: int, stop: Stop
+        self,
+        consumer: Consumer | OrderedConsumer,
+        source: WorkSource,
+        work: Callable[[Any], Awaitable[None]],
+        concurrency: int,
+        stop: Stop,
     ) -> None:
         self._consumer, self._source, self._work = consumer, source, work
         self._concurrency, self._stop = concurrency, stop
@@ -252,7 +261,9 @@ class Singles:
 class Batches:
     """Batches of messages; one worker gathers at a time, so that batches fill."""
 
-    def __init__(self, consumer: Consumer, count: int, wait: timedelta, stop: Stop, *, is_most_once: bool) -> None:
+    def __init__(
+        self, consumer: Consumer, count: int, wait: timedelta, stop: Stop, *, is_most_once: bool
+    ) -> None:
         self._consumer = consumer
         self._count, self._wait_s, self._stop = count, wait.total_seconds(), stop
         self._is_most_once = is_most_once
@@ -268,7 +279,9 @@ class Batches:
             if self._stop.wanted.is_set():
                 found: list[Message] = []
             else:
-                found = list(await self._consumer.pull(self._count, _GLANCE if self._is_most_once else _WAIT))
+                found = list(
+                    await self._consumer.pull(self._count, _GLANCE if self._is_most_once else _WAIT)
+                )
         except BaseException:
             self._is_free.release()
             raise
@@ -281,8 +294,16 @@ class Batches:
             now_s = asyncio.get_running_loop().time
             until_s = now_s() + self._wait_s
             size = _bytes_of(found)
-            while self._has_room(found, size) and (left_s := until_s - now_s()) > 0 and not self._stop.wanted.is_set():
-                more = list(await self._consumer.pull(self._count - len(found), min(timedelta(seconds=left_s), _GLANCE)))
+            while (
+                self._has_room(found, size)
+                and (left_s := until_s - now_s()) > 0
+                and not self._stop.wanted.is_set()
+            ):
+                more = list(
+                    await self._consumer.pull(
+                        self._count - len(found), min(timedelta(seconds=left_s), _GLANCE)
+                    )
+                )
                 size += _bytes_of(more)
                 found += more
         finally:
@@ -318,7 +339,9 @@ class Runs:
 
 
 class OrderedPool:
-    def __init__(self, consumer: OrderedConsumer, handling: MessageHandling, concurrency: int, stop: Stop) -> None:
+    def __init__(
+        self, consumer: OrderedConsumer, handling: MessageHandling, concurrency: int, stop: Stop
+    ) -> None:
         self._consumer, self._handling = consumer, handling
         self._concurrency, self._stop = concurrency, stop
         self._unsettled = 0
@@ -329,7 +352,9 @@ class OrderedPool:
         """Run until it is stopped. Raises the error that stopped the consumer."""
         loop = asyncio.get_running_loop()
         # Not the `run` of an intercepted consumer: here interceptors surround all of the handling, where they see how it ends.
-        running = loop.create_task(OrderedConsumer.run(self._consumer, self._handle, concurrency=self._concurrency))
+        running = loop.create_task(
+            OrderedConsumer.run(self._consumer, self._handle, concurrency=self._concurrency)
+        )
         try:
             await wait_for_first([running], self._stop.wanted)
         finally:
@@ -346,7 +371,9 @@ class OrderedPool:
 
     async def _handle(self, message: OrderedMessage) -> None:
         if self._stop.wanted.is_set():
-            await asyncio.get_running_loop().create_future()  # until it is cancelled, which puts the message back
+            await (
+                asyncio.get_running_loop().create_future()
+            )  # until it is cancelled, which puts the message back
         self._unsettled += 1
         self._is_at_rest.clear()
         try:

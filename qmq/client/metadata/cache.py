@@ -39,7 +39,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -141,7 +149,13 @@ class RouteTable:
         self._asks += 1
         return self._asks
 
-    def learn(self, ask: int, subject: str, routes: Iterable[SubjectRoute], ordering: Ordering | None = None) -> Learned:
+    def learn(
+        self,
+        ask: int,
+        subject: str,
+        routes: Iterable[SubjectRoute],
+        ordering: Ordering | None = None,
+    ) -> Learned:
         """Take the answer to request number `ask`."""
         learned = Learned()
         before = self._places.get(subject)
@@ -152,7 +166,11 @@ class RouteTable:
             else:
                 places[route.group] = (before or {}).get(route.group, route.is_writable)
         known = self._orders.get(subject)
-        if ordering is not None and known is not None and ordering.route.version < known.route.version:
+        if (
+            ordering is not None
+            and known is not None
+            and ordering.route.version < known.route.version
+        ):
             learned.is_route_outdated = True
             return learned
         learned.is_placed_again = places != before or ordering != known
@@ -234,7 +252,9 @@ async def shared(task: asyncio.Task[T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         if task.cancelled() and not is_cancelled_from_outside():
-            raise ClientClosed("the client was closed meanwhile: make a new one with qmq.connect()") from None
+            raise ClientClosed(
+                "the client was closed meanwhile: make a new one with qmq.connect()"
+            ) from None
         raise
 
 
@@ -356,7 +376,9 @@ class MetadataCache:
         tries = self._tries.get(what, 0)
         self._tries[what] = tries + 1
         if tries:
-            wait_s = self._asked_s.get(what, 0.0) + _pause_s(tries) - asyncio.get_running_loop().time()
+            wait_s = (
+                self._asked_s.get(what, 0.0) + _pause_s(tries) - asyncio.get_running_loop().time()
+            )
         else:
             wait_s = random.uniform(0, FIRST_JITTER_S) if what[0] == "group" else 0.0  # noqa: S311 - jitter, not a secret
         if wait_s > 0:
@@ -519,7 +541,11 @@ def routes_of(routes: Iterable[pb.QueueRoute], cluster: str) -> list[SubjectRout
     """The broker groups in an answer of this cluster."""
     return [
         SubjectRoute(
-            each.broker_group, each.data_address, each.epoch, each.is_writable, ServerName(cluster, each.broker_group, each.replica)
+            each.broker_group,
+            each.data_address,
+            each.epoch,
+            each.is_writable,
+            ServerName(cluster, each.broker_group, each.replica),
         )
         for each in routes
         if each.partition == 0
@@ -533,7 +559,8 @@ def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:
     if not found.route.partitions:
         raise NotConnected(f"ordered subject {subject!r} has no route yet")
     parts = tuple(
-        PhysicalPartition(each.number, LpRange(each.lps.first, each.lps.end), each.broker_group) for each in found.route.partitions
+        PhysicalPartition(each.number, LpRange(each.lps.first, each.lps.end), each.broker_group)
+        for each in found.route.partitions
     )
     number = max(part.number for part in parts) + 1
     route = OrderedRoute(found.route.version, found.route.logical_partitions, number, parts)
@@ -542,17 +569,28 @@ def _ordering(subject: str, found: pb.LocateResponse) -> Ordering | None:
 
 def schema_of(found: pb.SubjectSchema) -> DeclaredSchema:
     """Raises InvalidArgument for a format that only a newer release knows."""
-    return DeclaredSchema(format_of(found.format), found.text, compatibility_of(found.compatibility), found.version, found.created_ms)
+    return DeclaredSchema(
+        format_of(found.format),
+        found.text,
+        compatibility_of(found.compatibility),
+        found.version,
+        found.created_ms,
+    )
 
 
 def assigned_lane(lane: Lane) -> pb.AssignedLane:
     lps = control.LpRange(first=lane.range.first, end=lane.range.end)
-    return pb.AssignedLane(partition=lane.partition, lps=lps, broker_group=lane.group, version=lane.version)
+    return pb.AssignedLane(
+        partition=lane.partition, lps=lps, broker_group=lane.group, version=lane.version
+    )
 
 
 def lanes_of(found: pb.SyncMemberResponse) -> Assigned:
     """The lanes that a consumer is assigned, sorted."""
-    lanes = [Lane(each.partition, LpRange(each.lps.first, each.lps.end), each.broker_group, each.version) for each in found.lanes]
+    lanes = [
+        Lane(each.partition, LpRange(each.lps.first, each.lps.end), each.broker_group, each.version)
+        for each in found.lanes
+    ]
     return Assigned(found.generation, tuple(sorted(lanes)))
 
 

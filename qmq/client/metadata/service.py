@@ -15,12 +15,28 @@ from typing import Any, Final, Literal
 
 import grpc
 from qmq_ordering.lanes import Lane
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
 from tenacity.stop import stop_base
 
 from qmq.client.connection.connection import TIMING, ClientTiming, ReachPatience
 from qmq.client.consuming.ordered.membership import Assigned, Member
-from qmq.client.metadata.cache import FoundSubject, Partial, Placement, Pushed, assigned_lane, lanes_of, placement_of, schema_of
+from qmq.client.metadata.cache import (
+    FoundSubject,
+    Partial,
+    Placement,
+    Pushed,
+    assigned_lane,
+    lanes_of,
+    placement_of,
+    schema_of,
+)
 from qmq.client.producing.batch import texts
 from qmq.errors import (
     CallerError,
@@ -73,24 +89,49 @@ class MetaserverCalls:
     """Every call raises the typed error that the server raised, or NotConnected."""
 
     def __init__(
-        self, addresses: list[str], network: Network = NETWORK, timing: ClientTiming = TIMING, now_s: Callable[[], float] = time.monotonic
+        self,
+        addresses: list[str],
+        network: Network = NETWORK,
+        timing: ClientTiming = TIMING,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._network = network
         self._timing = timing
         self._cluster = ""
         """The cluster of the metaserver that answered first. Metaservers of another cluster refuse."""
-        self._channels = {each: network.channel(each, lambda: ServerName(self._cluster)) for each in addresses}
-        self._stubs: dict[str, Any] = {address: meta_pb2_grpc.MetaStub(channel) for address, channel in self._channels.items()}
-        self._access_stubs: dict[str, Any] = {address: access_pb2_grpc.AccessStub(channel) for address, channel in self._channels.items()}
+        self._channels = {
+            each: network.channel(each, lambda: ServerName(self._cluster)) for each in addresses
+        }
+        self._stubs: dict[str, Any] = {
+            address: meta_pb2_grpc.MetaStub(channel) for address, channel in self._channels.items()
+        }
+        self._access_stubs: dict[str, Any] = {
+            address: access_pb2_grpc.AccessStub(channel)
+            for address, channel in self._channels.items()
+        }
         self._patience = ReachPatience(now_s, timing.mistake_s)
         self._turns = itertools.cycle(addresses)
         self._address = next(self._turns)
 
-    async def call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    async def call(
+        self,
+        method: str,
+        request: Any,
+        *,
+        retry_s: float = RETRY_S,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Any:
         """Call a method of the metaservers. With a `retry_s` of 0, only one of them, once."""
         return await self._call(method, request, retry_s=retry_s, timeout_s=timeout_s)
 
-    async def _call(self, method: str, request: Any, *, retry_s: float = RETRY_S, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    async def _call(
+        self,
+        method: str,
+        request: Any,
+        *,
+        retry_s: float = RETRY_S,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Any:
         """Call a method. If a server cannot be reached, try the next one, with jitter, until `retry_s` has passed and,
         unless it is 0, all servers were tried. If one of them may have made a change, the others' failures to answer do not deny it.
         """
@@ -101,7 +142,10 @@ class MetaserverCalls:
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type(Unavailable),
                 stop=_NoTls(unreachable, len(self._channels))
-                | (stop_after_delay(retry_s) & stop_after_attempt(len(self._channels) if retry_s else 1)),
+                | (
+                    stop_after_delay(retry_s)
+                    & stop_after_attempt(len(self._channels) if retry_s else 1)
+                ),
                 wait=wait_random_exponential(multiplier=0.05, max=0.5),
                 reraise=True,
             ):
@@ -110,18 +154,32 @@ class MetaserverCalls:
                         return await self._call_once(method, request, timeout_s, unreachable)
                     except QmqError as failure:
                         is_doubtful = is_doubtful or failure.outcome is Outcome.UNKNOWN
-                        if is_doubtful and failure.outcome is Outcome.NOT_STORED and not isinstance(failure, CallerError):
+                        if (
+                            is_doubtful
+                            and failure.outcome is Outcome.NOT_STORED
+                            and not isinstance(failure, CallerError)
+                        ):
                             failure.outcome = Outcome.UNKNOWN
                         raise
         except Unavailable as failure:
             if len(unreachable) < 2 or failure not in unreachable.values():
                 raise
-            worst = next((each for each in unreachable.values() if each.outcome is Outcome.UNKNOWN), failure)
+            worst = next(
+                (each for each in unreachable.values() if each.outcome is Outcome.UNKNOWN), failure
+            )
             whole = "; ".join(each.message for each in unreachable.values())
-            raise type(failure)(f"no metaserver answers: {whole}", outcome=worst.outcome) from failure
+            raise type(failure)(
+                f"no metaserver answers: {whole}", outcome=worst.outcome
+            ) from failure
         raise AssertionError("the loop above returns or raises")
 
-    async def _call_once(self, method: str, request: Any, timeout_s: float, unreachable: dict[str, QmqError] | None = None) -> Any:
+    async def _call_once(
+        self,
+        method: str,
+        request: Any,
+        timeout_s: float,
+        unreachable: dict[str, QmqError] | None = None,
+    ) -> Any:
         """One try. `unreachable` collects the address if the error did not come from the metaserver."""
         address = self._address
         stubs = self._stubs if hasattr(self._stubs[address], method) else self._access_stubs
@@ -160,7 +218,12 @@ class DeliveryClient(MetaserverCalls):
     # --- settings of groups --------------------------------------------------------------------------------------------
 
     async def set_group_settings(
-        self, subject: str, group: str, *, attempts_max: int | None = None, retry_delays_ms: Sequence[int] | None = None
+        self,
+        subject: str,
+        group: str,
+        *,
+        attempts_max: int | None = None,
+        retry_delays_ms: Sequence[int] | None = None,
     ) -> pb.DescribeGroupSettingsResponse:
         """Set how a group's messages are retried, on a subject or on all ("*"). None leaves a setting as it is. Returns the resulting
         settings.
@@ -172,11 +235,15 @@ class DeliveryClient(MetaserverCalls):
             default.attempts_max if attempts_max is None else attempts_max,
             default.retry_delays_ms if retry_delays_ms is None else tuple(retry_delays_ms),
         ).check()
-        request = pb.SetGroupSettingsRequest(subject=subject, group=group, attempts_max=attempts_max, retry_delays_ms=retry_delays_ms)
+        request = pb.SetGroupSettingsRequest(
+            subject=subject, group=group, attempts_max=attempts_max, retry_delays_ms=retry_delays_ms
+        )
         found: pb.DescribeGroupSettingsResponse = await self._call("SetGroupSettings", request)
         return found
 
-    async def clear_group_settings(self, subject: str, group: str) -> pb.DescribeGroupSettingsResponse:
+    async def clear_group_settings(
+        self, subject: str, group: str
+    ) -> pb.DescribeGroupSettingsResponse:
         """Delete a group's settings: then those of the group on all subjects apply, or else the brokers' defaults. Raises InvalidName."""
         request = pb.SetGroupSettingsRequest(subject=subject, group=group, clears=True)
         found: pb.DescribeGroupSettingsResponse = await self._call("SetGroupSettings", request)
@@ -220,7 +287,9 @@ class DeliveryClient(MetaserverCalls):
         Raises UnknownSubject, InvalidArgument; NotConnected if a broker group does not answer; the other broker groups have then deleted
         theirs.
         """
-        found: control.DropSubjectResponse = await self._call("PurgeSubject", control.DropSubjectRequest(subject=name))
+        found: control.DropSubjectResponse = await self._call(
+            "PurgeSubject", control.DropSubjectRequest(subject=name)
+        )
         return found.messages
 
     # --- dead letters --------------------------------------------------------------------------------------------------
@@ -229,13 +298,17 @@ class DeliveryClient(MetaserverCalls):
         """Delete all current dead letters of a group. Returns the number of broker groups that had any. Raises
         InvalidName, NotConnected.
         """
-        request = control.DropSubjectRequest(subject=dead_letter_subject(check_name("group", group)))
+        request = control.DropSubjectRequest(
+            subject=dead_letter_subject(check_name("group", group))
+        )
         found: control.DropSubjectResponse = await self._call("DeleteDeadLetters", request)
         return found.queues
 
     async def dead_letter_queues(self, group: str = "") -> Partial[pb.DeadLetterQueue]:
         """The number of dead letters of a group, or of all, on each broker group that answers. Raises InvalidName, NotConnected."""
-        found: pb.DescribeDeadLettersResponse = await self._call("DescribeDeadLetters", pb.DescribeDeadLettersRequest(group=group))
+        found: pb.DescribeDeadLettersResponse = await self._call(
+            "DescribeDeadLetters", pb.DescribeDeadLettersRequest(group=group)
+        )
         return Partial(found.queues, found.silent)
 
     # --- pauses --------------------------------------------------------------------------------------------------------
@@ -246,24 +319,34 @@ class DeliveryClient(MetaserverCalls):
 
         Raises UnknownSubject, InvalidName, InvalidArgument. The other methods for pauses raise the same.
         """
-        return not await self._set_pause(pb.Pause(kind="group", subject=subject, group=group, reason=reason), is_paused=True)
+        return not await self._set_pause(
+            pb.Pause(kind="group", subject=subject, group=group, reason=reason), is_paused=True
+        )
 
     async def resume_group(self, subject: str, group: str) -> bool:
         """Resume a group. Returns whether it was paused on just that subject, or on "*"."""
-        return await self._set_pause(pb.Pause(kind="group", subject=subject, group=group), is_paused=False)
+        return await self._set_pause(
+            pb.Pause(kind="group", subject=subject, group=group), is_paused=False
+        )
 
-    async def pause_consumer(self, subject: str, group: str, name: str, *, reason: str = "") -> bool:
+    async def pause_consumer(
+        self, subject: str, group: str, name: str, *, reason: str = ""
+    ) -> bool:
         """Pause one consumer of a group. Returns as `pause_group`."""
         whom = pb.Pause(kind="consumer", subject=subject, group=group, name=name, reason=reason)
         return not await self._set_pause(whom, is_paused=True)
 
     async def resume_consumer(self, subject: str, group: str, name: str) -> bool:
         """Resume a consumer. Returns whether it was paused."""
-        return await self._set_pause(pb.Pause(kind="consumer", subject=subject, group=group, name=name), is_paused=False)
+        return await self._set_pause(
+            pb.Pause(kind="consumer", subject=subject, group=group, name=name), is_paused=False
+        )
 
     async def pause_client(self, name: str, *, reason: str = "") -> bool:
         """Pause all consumers of the clients with a name (`qmq.connect(..., name=...)`). Returns as `pause_group`."""
-        return not await self._set_pause(pb.Pause(kind="client", name=name, reason=reason), is_paused=True)
+        return not await self._set_pause(
+            pb.Pause(kind="client", name=name, reason=reason), is_paused=True
+        )
 
     async def resume_client(self, name: str) -> bool:
         """Resume the clients with a name. Returns whether they were paused."""
@@ -271,7 +354,9 @@ class DeliveryClient(MetaserverCalls):
 
     async def _set_pause(self, pause: pb.Pause, *, is_paused: bool) -> bool:
         """Set or delete a pause. Returns whether it existed before."""
-        found: pb.SetPauseResponse = await self._call("SetPause", pb.SetPauseRequest(pause=pause, is_paused=is_paused))
+        found: pb.SetPauseResponse = await self._call(
+            "SetPause", pb.SetPauseRequest(pause=pause, is_paused=is_paused)
+        )
         return found.was_paused
 
     async def pauses(self) -> list[pb.Pause]:
@@ -293,12 +378,16 @@ class MetadataClient(DeliveryClient):
 
     async def locate(self, subject: str, *, create: bool = False) -> pb.LocateResponse:
         """Where the subject's queues are. Raises UnknownSubject, NotConnected."""
-        found: pb.LocateResponse = await self._call("Locate", pb.LocateRequest(subject=subject, create_if_missing=create))
+        found: pb.LocateResponse = await self._call(
+            "Locate", pb.LocateRequest(subject=subject, create_if_missing=create)
+        )
         if not found.routes:
             raise NotConnected(f"no broker has subject {subject!r} now: try again soon")
         return found
 
-    async def routes(self, subject: str, *, create: bool = False, delayed: bool = False) -> Placement:
+    async def routes(
+        self, subject: str, *, create: bool = False, delayed: bool = False
+    ) -> Placement:
         """Like `locate`, with a single try, for callers that retry by themselves. Raises UnknownSubject, NotConnected.
 
         `delayed`: where the subject's delayed messages go.
@@ -312,7 +401,9 @@ class MetadataClient(DeliveryClient):
         except QmqError as cause:
             # This metaserver cannot reach its store, or has an internal error: the next one may know.
             self.turn()
-            raise NotConnected(f"the metaserver could not say where {subject!r} is: {cause}") from cause
+            raise NotConnected(
+                f"the metaserver could not say where {subject!r} is: {cause}"
+            ) from cause
         if not found.routes:
             raise NotConnected(
                 f"no {'delay group takes messages of' if delayed else 'broker has'} subject {subject!r} at the moment: try again soon"
@@ -331,37 +422,54 @@ class MetadataClient(DeliveryClient):
                         attempt = strangers = 0
                         yield Pushed(change.subjects, change.broker_groups)
             except grpc.RpcError as cause:
-                strangers = strangers + 1 if status_of(cause) is grpc.StatusCode.UNIMPLEMENTED else 0
-            await asyncio.sleep(WATCH_RETRY_S[min(attempt, len(WATCH_RETRY_S) - 1)] * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+                strangers = (
+                    strangers + 1 if status_of(cause) is grpc.StatusCode.UNIMPLEMENTED else 0
+                )
+            await asyncio.sleep(
+                WATCH_RETRY_S[min(attempt, len(WATCH_RETRY_S) - 1)] * random.uniform(0.5, 1.0)
+            )  # noqa: S311 - jitter
             attempt += 1
             if not strangers:
                 yield Pushed(is_gap=True)
 
     # --- subjects and groups -------------------------------------------------------------------------------------------
 
-    async def create_subject(self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False) -> pb.SubjectSettings:
+    async def create_subject(
+        self, config: SubjectConfig, *, partitions: int = 0, at_first_message: bool = False
+    ) -> pb.SubjectSettings:
         """Create a subject. An ordered subject gets `partitions` partitions; 0 means one for each of its broker groups.
 
         `at_first_message`: only if the servers create subjects at their first message, otherwise UnknownSubject. Raises SubjectExists,
         InvalidName, InvalidArgument.
         """
         if partitions and config.order is Order.NONE:
-            raise InvalidArgument(f"subject {config.name!r} is unordered: only an ordered one has partitions to choose")
+            raise InvalidArgument(
+                f"subject {config.name!r} is unordered: only an ordered one has partitions to choose"
+            )
         settings = settings_of(config, partitions=partitions)
         created: pb.CreateSubjectResponse = await self._call(
-            "CreateSubject", pb.CreateSubjectRequest(settings=settings, at_first_message=at_first_message)
+            "CreateSubject",
+            pb.CreateSubjectRequest(settings=settings, at_first_message=at_first_message),
         )
         return created.settings
 
     async def list_subjects(self, prefix: str = "") -> Partial[pb.SubjectDescription]:
         """Subjects with their queues, except those on broker groups that do not answer."""
-        found: pb.ListSubjectsResponse = await self._call("ListSubjects", pb.ListSubjectsRequest(prefix=prefix))
+        found: pb.ListSubjectsResponse = await self._call(
+            "ListSubjects", pb.ListSubjectsRequest(prefix=prefix)
+        )
         return Partial(found.subjects, found.silent)
 
     async def find_subject(self, name: str) -> FoundSubject | None:
         """The subject, without its queues on broker groups that do not answer: `silent` has those. None if it does not exist."""
-        listed: pb.ListSubjectsResponse = await self._call("ListSubjects", pb.ListSubjectsRequest(prefix=name, is_name=True))
-        found = (FoundSubject(each, dict(listed.silent)) for each in listed.subjects if each.settings.name == name)
+        listed: pb.ListSubjectsResponse = await self._call(
+            "ListSubjects", pb.ListSubjectsRequest(prefix=name, is_name=True)
+        )
+        found = (
+            FoundSubject(each, dict(listed.silent))
+            for each in listed.subjects
+            if each.settings.name == name
+        )
         return next(found, None)
 
     async def describe_groups(self, subject: str = "", group: str = "") -> Partial[control.Group]:
@@ -397,7 +505,9 @@ class MetadataClient(DeliveryClient):
         elif to in ("earliest", "latest"):
             setattr(request, to, True)
         else:
-            raise InvalidArgument("give the group's new position: earliest, latest, a time or a sequence")
+            raise InvalidArgument(
+                "give the group's new position: earliest, latest, a time or a sequence"
+            )
         found: control.ResetGroupResponse
         if broker_group is None or not directly:
             request.broker_group = broker_group or ""
@@ -406,13 +516,15 @@ class MetadataClient(DeliveryClient):
             found = await self._reset_at_master(request, broker_group)
         return list(found.moved)
 
-    async def _reset_at_master(self, request: control.ResetGroupRequest, broker_group: str) -> control.ResetGroupResponse:
+    async def _reset_at_master(
+        self, request: control.ResetGroupRequest, broker_group: str
+    ) -> control.ResetGroupResponse:
         address, server = await self._master(broker_group)
         async with self._network.channel(address, always(server)) as channel:
             try:
-                found: control.ResetGroupResponse = await control_pb2_grpc.BrokerControlStub(channel).ResetGroup(
-                    request, timeout=CALL_TIMEOUT_S
-                )
+                found: control.ResetGroupResponse = await control_pb2_grpc.BrokerControlStub(
+                    channel
+                ).ResetGroup(request, timeout=CALL_TIMEOUT_S)
             except grpc.RpcError as cause:
                 raise typed_error(cause, address) from cause
         return found
@@ -423,7 +535,9 @@ class MetadataClient(DeliveryClient):
         for group in found.groups:
             for replica in group.replicas:
                 if group.broker_group == broker_group and replica.replica == group.master:
-                    return replica.control_address, ServerName(found.cluster, broker_group, replica.replica)
+                    return replica.control_address, ServerName(
+                        found.cluster, broker_group, replica.replica
+                    )
         raise NotConnected(f"broker group {broker_group} has no master at the moment")
 
     async def find_message(self, subject: str, message_id: str) -> control.StoredMessage:
@@ -432,16 +546,22 @@ class MetadataClient(DeliveryClient):
         found: control.FindMessageResponse = await self._call("FindMessage", request)
         return found.message
 
-    async def find_every(self, message_id: str, subject: str = "", *, since_ms: int = 0) -> control.FindMessageResponse:
+    async def find_every(
+        self, message_id: str, subject: str = "", *, since_ms: int = 0
+    ) -> control.FindMessageResponse:
         """Every place where a message is stored, in one subject or in all; delay groups included.
 
         Batches that delay groups delivered are searched from `since_ms` on. Raises MessageNotFound, UnknownSubject.
         """
-        request = control.FindMessageRequest(subject=subject, message_id=message_id, every=True, since_ms=since_ms)
+        request = control.FindMessageRequest(
+            subject=subject, message_id=message_id, every=True, since_ms=since_ms
+        )
         found: control.FindMessageResponse = await self._call("FindMessage", request)
         return found
 
-    async def trace_message(self, place: control.StoredMessage, group: str = "", cursor: bytes = b"") -> control.TraceMessageResponse:
+    async def trace_message(
+        self, place: control.StoredMessage, group: str = "", cursor: bytes = b""
+    ) -> control.TraceMessageResponse:
         """The deliveries of a stored message to groups, and their verdicts, page by page: pass the answer's cursor for the next
         page. Raises MessageNotFound."""
         request = control.TraceMessageRequest(
@@ -506,7 +626,9 @@ class MetadataClient(DeliveryClient):
             return await self._change_again(request, failure)
         return found
 
-    async def _change_again(self, request: pb.ChangeRouteRequest, first: QmqError) -> pb.ChangeRouteResponse:
+    async def _change_again(
+        self, request: pb.ChangeRouteRequest, first: QmqError
+    ) -> pb.ChangeRouteResponse:
         """Repeat a change after a lost answer. The metaservers recognize the change by its id, and answer when it is published."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timing.slow_call_s
@@ -534,7 +656,9 @@ class MetadataClient(DeliveryClient):
 
     async def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
         """The changes of the subject's route, oldest first. Raises UnknownSubject, OrderMismatch."""
-        found: pb.RouteHistoryResponse = await self._call("RouteHistory", pb.RouteHistoryRequest(subject=subject))
+        found: pb.RouteHistoryResponse = await self._call(
+            "RouteHistory", pb.RouteHistoryRequest(subject=subject)
+        )
         return list(found.changes)
 
     async def parked(
@@ -543,30 +667,48 @@ class MetadataClient(DeliveryClient):
         """The first parked keys, partition by partition, or only `key`, on the broker groups that answer. Raises UnknownSubject,
         UnknownGroup, OrderMismatch.
         """
-        request = control.DescribeParkedRequest(subject=subject, group=group, keys_max=keys_max, key=key)
+        request = control.DescribeParkedRequest(
+            subject=subject, group=group, keys_max=keys_max, key=key
+        )
         found: control.DescribeParkedResponse = await self._call("DescribeParked", request)
         return Partial(found.keys, found.silent)
 
-    async def unpark(self, subject: str, group: str, partition: int, key: bytes, *, replay: bool) -> int:
+    async def unpark(
+        self, subject: str, group: str, partition: int, key: bytes, *, replay: bool
+    ) -> int:
         """Replay a parked key's messages in order, or drop them (count them as done). Returns their number. Not repeated after a lost
         answer.
         """
-        request = control.UnparkRequest(subject=subject, group=group, partition=partition, key=key, replay=replay)
-        found: control.UnparkResponse = await self._call("Unpark", request, retry_s=0, timeout_s=self._timing.slow_call_s)
+        request = control.UnparkRequest(
+            subject=subject, group=group, partition=partition, key=key, replay=replay
+        )
+        found: control.UnparkResponse = await self._call(
+            "Unpark", request, retry_s=0, timeout_s=self._timing.slow_call_s
+        )
         return found.messages
 
     async def set_reshard_policy(self, policy: pb.ReshardPolicy) -> pb.ReshardPolicy:
         """Set the policy by which a subject is resharded automatically. Raises UnknownSubject, OrderMismatch, InvalidArgument."""
-        found: pb.ReshardPolicy = await self._call("SetReshardPolicy", pb.SetReshardPolicyRequest(policy=policy))
+        found: pb.ReshardPolicy = await self._call(
+            "SetReshardPolicy", pb.SetReshardPolicyRequest(policy=policy)
+        )
         return found
 
     async def explain_reshard(self, subject: str) -> pb.ExplainReshardResponse:
         """The policy, what it would do now and why, and what it did last. Raises UnknownSubject, OrderMismatch."""
-        found: pb.ExplainReshardResponse = await self._call("ExplainReshard", pb.ExplainReshardRequest(subject=subject))
+        found: pb.ExplainReshardResponse = await self._call(
+            "ExplainReshard", pb.ExplainReshardRequest(subject=subject)
+        )
         return found
 
     async def sync_member(
-        self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False
+        self,
+        member: Member,
+        generation: int,
+        wait_ms: int,
+        finished: Sequence[Lane],
+        *,
+        leaves: bool = False,
     ) -> Assigned:
         """Register a consumer of an ordered subject and get its assignment. One try, for callers that retry by themselves.
 
@@ -589,12 +731,18 @@ class MetadataClient(DeliveryClient):
         )
         found: pb.SyncMemberResponse
         try:
-            found = await self._call_once("SyncMember", request, wait_ms / 1000 + min(LOCATE_TIMEOUT_S, member.lease_ms / 8000))
+            found = await self._call_once(
+                "SyncMember",
+                request,
+                wait_ms / 1000 + min(LOCATE_TIMEOUT_S, member.lease_ms / 8000),
+            )
         except (CallerError, Unavailable):
             raise
         except QmqError as cause:
             self.turn()
-            raise NotConnected(f"the metaserver could not assign lanes to consumer {member.name!r}: {cause}") from cause
+            raise NotConnected(
+                f"the metaserver could not assign lanes to consumer {member.name!r}: {cause}"
+            ) from cause
         return lanes_of(found)
 
     # --- delayed messages ----------------------------------------------------------------------------------------------
@@ -610,14 +758,18 @@ class MetadataClient(DeliveryClient):
 
     async def describe_delays(self) -> pb.DescribeDelaysResponse:
         """The delay groups, and which of them did not answer. Raises NotConnected."""
-        found: pb.DescribeDelaysResponse = await self._call("DescribeDelays", pb.DescribeDelaysRequest())
+        found: pb.DescribeDelaysResponse = await self._call(
+            "DescribeDelays", pb.DescribeDelaysRequest()
+        )
         return found
 
     # --- the cluster ---------------------------------------------------------------------------------------------------
 
     async def cluster(self) -> pb.DescribeClusterResponse:
         """The broker groups with their replicas, and for how long the metaserver has not reached the coordination store."""
-        found: pb.DescribeClusterResponse = await self._call("DescribeCluster", pb.DescribeClusterRequest())
+        found: pb.DescribeClusterResponse = await self._call(
+            "DescribeCluster", pb.DescribeClusterRequest()
+        )
         return found
 
     async def metaservers(self) -> dict[str, pb.DescribeClusterResponse | QmqError]:
@@ -632,7 +784,13 @@ class MetadataClient(DeliveryClient):
                 return typed_error(cause, address)
             return found
 
-        return dict(zip(self._channels, await asyncio.gather(*[ask(address) for address in self._channels]), strict=True))
+        return dict(
+            zip(
+                self._channels,
+                await asyncio.gather(*[ask(address) for address in self._channels]),
+                strict=True,
+            )
+        )
 
     async def set_subject_flush(self, subject: str, flush: SubjectFlush) -> pb.SubjectSettings:
         """Set when the subject's producers get their acknowledgement. Raises UnknownSubject."""
@@ -654,12 +812,19 @@ class MetadataClient(DeliveryClient):
         Raises UnknownSubject; InvalidArgument, also if nothing is to change.
         """
         if (retention_ms, retention_bytes, body_bytes_max) == (None, None, None):
-            raise InvalidArgument(f"nothing of subject {subject!r} is to change: give a retention or the largest body")
+            raise InvalidArgument(
+                f"nothing of subject {subject!r} is to change: give a retention or the largest body"
+            )
         kept = {"retention_ms": retention_ms, "retention_bytes": retention_bytes}
         for name, value in kept.items():
             if value is not None and value != "default" and value <= 0:
-                raise InvalidArgument(f"{name} of subject {subject!r} must be positive or 'default', not {value!r}")
-        given = {name: 0 if value == "default" else value for name, value in {**kept, "body_bytes_max": body_bytes_max}.items()}
+                raise InvalidArgument(
+                    f"{name} of subject {subject!r} must be positive or 'default', not {value!r}"
+                )
+        given = {
+            name: 0 if value == "default" else value
+            for name, value in {**kept, "body_bytes_max": body_bytes_max}.items()
+        }
         request = pb.AlterSubjectRequest(subject=subject, **given)
         found: pb.AlterSubjectResponse = await self._call("AlterSubject", request)
         return found.settings
@@ -675,14 +840,20 @@ class MetadataClient(DeliveryClient):
     ) -> DeclaredSchema:
         """Declare the next version of a subject's schema; the newest one again changes nothing. `compatibility`: default as before."""
         chosen = "" if compatibility is None else compatibility.value
-        request = pb.SetSubjectSchemaRequest(subject=subject, format=format.value, text=text, compatibility=chosen, dry_run=dry_run)
+        request = pb.SetSubjectSchemaRequest(
+            subject=subject, format=format.value, text=text, compatibility=chosen, dry_run=dry_run
+        )
         return schema_of(await self._call("SetSubjectSchema", request))
 
     async def subject_schemas(self, subject: str) -> list[DeclaredSchema]:
         """All versions of a subject's schema, the newest one last. Raises UnknownSubject; InvalidArgument if it has none."""
-        found: pb.ListSubjectSchemasResponse = await self._call("ListSubjectSchemas", pb.ListSubjectSchemasRequest(subject=subject))
+        found: pb.ListSubjectSchemasResponse = await self._call(
+            "ListSubjectSchemas", pb.ListSubjectSchemasRequest(subject=subject)
+        )
         if not found.schemas:
-            raise InvalidArgument(f"subject {subject!r} has no schema: declare one by `qmq subject schema set {subject}`")
+            raise InvalidArgument(
+                f"subject {subject!r} has no schema: declare one by `qmq subject schema set {subject}`"
+            )
         return [schema_of(each) for each in found.schemas]
 
     async def delete_subject_schemas(self, subject: str) -> int:
@@ -693,7 +864,9 @@ class MetadataClient(DeliveryClient):
 
     async def place_subject(self, subject: str, broker_groups: Sequence[str]) -> pb.SubjectSettings:
         """Set the broker groups of a subject. Messages on former groups can still be consumed. Raises UnknownSubject, InvalidArgument."""
-        request = pb.PlaceSubjectRequest(subject=subject, broker_groups=texts("broker_groups", broker_groups))
+        request = pb.PlaceSubjectRequest(
+            subject=subject, broker_groups=texts("broker_groups", broker_groups)
+        )
         placed: pb.PlaceSubjectResponse = await self._call("PlaceSubject", request)
         return placed.settings
 
@@ -706,20 +879,30 @@ class MetadataClient(DeliveryClient):
     async def transfer(self, broker_group: str, to: str = "") -> control.TransferResponse:
         """Hand a group's mastership over to a replica; the default is the most advanced one. Not repeated after a lost answer."""
         request = pb.GroupTransferRequest(broker_group=broker_group, to=to)
-        found: control.TransferResponse = await self._call("Transfer", request, retry_s=0, timeout_s=self._timing.slow_call_s)
+        found: control.TransferResponse = await self._call(
+            "Transfer", request, retry_s=0, timeout_s=self._timing.slow_call_s
+        )
         return found
 
     async def add_replica(self, broker_group: str, replica: str) -> control.ChangeReplicasResponse:
         """Add a replica to a group: first as a learner, then as a voter. Not repeated after a lost answer."""
         return await self._change_replicas(broker_group, control.ChangeReplicasRequest(add=replica))
 
-    async def remove_replica(self, broker_group: str, replica: str) -> control.ChangeReplicasResponse:
+    async def remove_replica(
+        self, broker_group: str, replica: str
+    ) -> control.ChangeReplicasResponse:
         """Remove a replica from a group. Not repeated after a lost answer."""
-        return await self._change_replicas(broker_group, control.ChangeReplicasRequest(remove=replica))
+        return await self._change_replicas(
+            broker_group, control.ChangeReplicasRequest(remove=replica)
+        )
 
-    async def _change_replicas(self, broker_group: str, change: control.ChangeReplicasRequest) -> control.ChangeReplicasResponse:
+    async def _change_replicas(
+        self, broker_group: str, change: control.ChangeReplicasRequest
+    ) -> control.ChangeReplicasResponse:
         request = pb.GroupChangeReplicasRequest(broker_group=broker_group, change=change)
-        found: control.ChangeReplicasResponse = await self._call("ChangeReplicas", request, retry_s=0, timeout_s=self._timing.slow_call_s)
+        found: control.ChangeReplicasResponse = await self._call(
+            "ChangeReplicas", request, retry_s=0, timeout_s=self._timing.slow_call_s
+        )
         return found
 
 
@@ -734,16 +917,27 @@ class AccessClient:
 
     async def whoami(self) -> access.WhoAmIResponse:
         """The principal of this client, as the cluster authenticated it."""
-        found: access.WhoAmIResponse = await self._metaservers.call("WhoAmI", access.WhoAmIRequest())
+        found: access.WhoAmIResponse = await self._metaservers.call(
+            "WhoAmI", access.WhoAmIRequest()
+        )
         return found
 
     async def rules(self, namespace: str = "") -> access.ListRulesResponse:
         """All rules and roles, or those of a namespace, and the mode."""
-        found: access.ListRulesResponse = await self._metaservers.call("ListRules", access.ListRulesRequest(namespace=namespace))
+        found: access.ListRulesResponse = await self._metaservers.call(
+            "ListRules", access.ListRulesRequest(namespace=namespace)
+        )
         return found
 
     async def put_rule(
-        self, principal: str, operations: Iterable[str], kind: str, pattern: str = "*", *, is_deny: bool = False, rule_id: str = ""
+        self,
+        principal: str,
+        operations: Iterable[str],
+        kind: str,
+        pattern: str = "*",
+        *,
+        is_deny: bool = False,
+        rule_id: str = "",
     ) -> access.AccessRule:
         """Add a rule that allows or denies `operations`, or all operations if it is empty. Adding the same rule again changes nothing.
 
@@ -757,7 +951,9 @@ class AccessClient:
             kind=kind,
             pattern=pattern,
         )
-        found: access.AccessRule = await self._metaservers.call("PutRule", access.PutRuleRequest(rule=rule))
+        found: access.AccessRule = await self._metaservers.call(
+            "PutRule", access.PutRuleRequest(rule=rule)
+        )
         return found
 
     async def delete_rule(self, rule_id: str) -> None:
@@ -766,18 +962,28 @@ class AccessClient:
 
     async def set_mode(self, mode: str) -> str:
         """Set the mode, "off", "watch" or "enforce", and return the previous one. Raises InvalidArgument."""
-        found: access.SetAccessModeResponse = await self._metaservers.call("SetAccessMode", access.SetAccessModeRequest(mode=mode))
+        found: access.SetAccessModeResponse = await self._metaservers.call(
+            "SetAccessMode", access.SetAccessModeRequest(mode=mode)
+        )
         return found.mode_before
 
-    async def test(self, principal: str, operation: str, kind: str, name: str = "") -> access.TestAccessResponse:
+    async def test(
+        self, principal: str, operation: str, kind: str, name: str = ""
+    ) -> access.TestAccessResponse:
         """The decision of the rules about a principal, in any mode."""
-        request = access.TestAccessRequest(principal=principal, operation=operation, kind=kind, name=name)
+        request = access.TestAccessRequest(
+            principal=principal, operation=operation, kind=kind, name=name
+        )
         found: access.TestAccessResponse = await self._metaservers.call("TestAccess", request)
         return found
 
-    async def change_role(self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> access.Role:
+    async def change_role(
+        self, name: str, *, add: Iterable[str] = (), remove: Iterable[str] = ()
+    ) -> access.Role:
         """Add principals to a role, and remove others. A role without members does not exist."""
-        request = access.ChangeRoleRequest(name=name, add=sorted(texts("add", add)), remove=sorted(texts("remove", remove)))
+        request = access.ChangeRoleRequest(
+            name=name, add=sorted(texts("add", add)), remove=sorted(texts("remove", remove))
+        )
         found: access.Role = await self._metaservers.call("ChangeRole", request)
         return found
 
@@ -789,7 +995,9 @@ class AccessClient:
 
     async def tokens(self, namespace: str = "") -> list[access.TokenInfo]:
         """All tokens, or those of a namespace's applications."""
-        found: access.ListTokensResponse = await self._metaservers.call("ListTokens", access.ListTokensRequest(namespace=namespace))
+        found: access.ListTokensResponse = await self._metaservers.call(
+            "ListTokens", access.ListTokensRequest(namespace=namespace)
+        )
         return list(found.tokens)
 
     async def delete_tokens(self, *, token_id: str = "", principal: str = "") -> list[str]:
@@ -800,10 +1008,14 @@ class AccessClient:
         found: access.DeleteTokensResponse = await self._metaservers.call("DeleteTokens", request)
         return list(found.ids)
 
-    async def put_quota(self, principal: str, limits: Mapping[str, int], *, quota_id: str = "") -> access.AccessQuota:
+    async def put_quota(
+        self, principal: str, limits: Mapping[str, int], *, quota_id: str = ""
+    ) -> access.AccessQuota:
         """Set the limits of a principal, of a role or of a pattern. Raises InvalidArgument, InvalidName."""
         quota = access.AccessQuota(id=quota_id, principal=principal, limits=limits)
-        found: access.AccessQuota = await self._metaservers.call("PutQuota", access.PutQuotaRequest(quota=quota))
+        found: access.AccessQuota = await self._metaservers.call(
+            "PutQuota", access.PutQuotaRequest(quota=quota)
+        )
         return found
 
     async def delete_quota(self, quota_id: str) -> None:
@@ -812,5 +1024,7 @@ class AccessClient:
 
     async def quotas(self, namespace: str = "") -> list[access.AccessQuota]:
         """All quotas, or those of a namespace."""
-        found: access.ListQuotasResponse = await self._metaservers.call("ListQuotas", access.ListQuotasRequest(namespace=namespace))
+        found: access.ListQuotasResponse = await self._metaservers.call(
+            "ListQuotas", access.ListQuotasRequest(namespace=namespace)
+        )
         return list(found.quotas)

@@ -58,7 +58,9 @@ def body_bytes(body: object, body_bytes_max: int) -> bytes:
 
 def too_large(size: int, most: int) -> MessageTooLarge:
     """The error for a body over the limit."""
-    return MessageTooLarge(f"a body of {size} bytes exceeds the limit of {most}: send a reference to the content instead")
+    return MessageTooLarge(
+        f"a body of {size} bytes exceeds the limit of {most}: send a reference to the content instead"
+    )
 
 
 def key_bytes(key: object) -> bytes:
@@ -100,7 +102,9 @@ def tag_tuple(tags: object) -> tuple[str, ...]:
         raise InvalidArgument(f"a message has at most {limits.TAGS_MAX} tags, not {len(found)}")
     for tag in found:
         if not 0 < len(tag.encode()) <= limits.TAG_BYTES_MAX:
-            raise InvalidArgument(f"a tag is a str of 1 to {limits.TAG_BYTES_MAX} bytes, not of {len(tag.encode())}")
+            raise InvalidArgument(
+                f"a tag is a str of 1 to {limits.TAG_BYTES_MAX} bytes, not of {len(tag.encode())}"
+            )
     return found
 
 
@@ -109,13 +113,17 @@ def header_map(headers: object) -> dict[str, bytes]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
-        raise InvalidArgument(f"headers are a mapping of str to bytes or str, not {type(headers).__name__}")
+        raise InvalidArgument(
+            f"headers are a mapping of str to bytes or str, not {type(headers).__name__}"
+        )
     found: dict[str, bytes] = {}
     for name, value in headers.items():
         if not isinstance(name, str) or not name or not isinstance(value, str | bytes):
             raise InvalidArgument(f"a header is a str with bytes or str, not {name!r}: {value!r}")
         if name.startswith(PREFIX):
-            raise InvalidArgument(f"the header {name!r}: names that begin with {PREFIX!r} are the system's own; choose another")
+            raise InvalidArgument(
+                f"the header {name!r}: names that begin with {PREFIX!r} are the system's own; choose another"
+            )
         found[name] = utf8("a header", value) if isinstance(value, str) else value
     size = sum(len(utf8("a header's name", name)) + len(value) for name, value in found.items())
     if size > limits.HEADER_BYTES_MAX:
@@ -126,12 +134,21 @@ def header_map(headers: object) -> dict[str, bytes]:
 def check_length(name: str, column: Sized | None, count: int) -> None:
     """Raises InvalidArgument if a column has not exactly one item for each of `count` messages."""
     if isinstance(column, str | bytes):
-        raise InvalidArgument(f"{name} are a list with one item for each message, not {type(column).__name__}")
+        raise InvalidArgument(
+            f"{name} are a list with one item for each message, not {type(column).__name__}"
+        )
     if column is not None and len(column) != count:
-        raise InvalidArgument(f"{count} bodies, but {len(column)} {name}: give one for each message")
+        raise InvalidArgument(
+            f"{count} bodies, but {len(column)} {name}: give one for each message"
+        )
 
 
-def columns_of(bodies: Sequence[object], tags: Sequence[object] | None, headers: Sequence[object] | None, body_bytes_max: int) -> Columns:
+def columns_of(
+    bodies: Sequence[object],
+    tags: Sequence[object] | None,
+    headers: Sequence[object] | None,
+    body_bytes_max: int,
+) -> Columns:
     """The columns of many messages, without keys. Raises InvalidArgument, MessageTooLarge."""
     found = list(bodies)
     check_length("tags", tags, len(found))
@@ -240,7 +257,16 @@ class OpenBatch:
 
     def collect(self) -> tuple[Columns, int]:
         """(columns, create time of the first message in milliseconds since 1970)."""
-        columns = Columns(self.bodies, self.keys, self.tags, self.headers, None, self.message_ids, None, self.due_times_ms)
+        columns = Columns(
+            self.bodies,
+            self.keys,
+            self.tags,
+            self.headers,
+            None,
+            self.message_ids,
+            None,
+            self.due_times_ms,
+        )
         if self._created is not None:
             columns.create_deltas, first_ms = self._created
             return columns, first_ms
@@ -282,7 +308,13 @@ def size_of(columns: Columns) -> int:
     if columns.tags:
         size += sum([16 + len(tag) for tags in columns.tags for tag in tags])
     if columns.headers:
-        size += sum([16 + len(name) + len(value) for headers in columns.headers for name, value in headers.items()])
+        size += sum(
+            [
+                16 + len(name) + len(value)
+                for headers in columns.headers
+                for name, value in headers.items()
+            ]
+        )
     return size
 
 

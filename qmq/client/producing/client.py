@@ -12,13 +12,23 @@ from qmq import limits
 from qmq.client import payloads
 from qmq.client.connection.connection import ClientTiming
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.intercepted import InterceptedDelayedProducer, InterceptedOrderedProducer, InterceptedProducer
+from qmq.client.intercepted import (
+    InterceptedDelayedProducer,
+    InterceptedOrderedProducer,
+    InterceptedProducer,
+)
 from qmq.client.interceptors import Chain, chosen
 from qmq.client.metadata.cache import Ordering, delayed_target, spoken
 from qmq.client.producing import delayed
 from qmq.client.producing.delayed import DelayedProducer
 from qmq.client.producing.ordered.producer import OrderedProducer
-from qmq.client.producing.producer import DRAIN_BYTES, IdleProducers, Producer, ProducerIdentity, ProducerIds
+from qmq.client.producing.producer import (
+    DRAIN_BYTES,
+    IdleProducers,
+    Producer,
+    ProducerIdentity,
+    ProducerIds,
+)
 from qmq.client.producing.receipts import Receipt, Receipts
 from qmq.errors import DeadlineExceeded, InvalidArgument, OrderMismatch, Unavailable
 from qmq.model import check_name
@@ -40,7 +50,9 @@ def _compression(name: str | None) -> Compression:
 def _body_limit(body_bytes_max: int) -> int:
     """The limit of a producer's bodies, checked as a subject's. Raises InvalidArgument."""
     if not 0 < body_bytes_max <= limits.LONG_BODY_BYTES_MAX:
-        raise InvalidArgument(f"body_bytes_max is 1 byte to 15 MiB, not {body_bytes_max}: as much as a subject can take")
+        raise InvalidArgument(
+            f"body_bytes_max is 1 byte to 15 MiB, not {body_bytes_max}: as much as a subject can take"
+        )
     return body_bytes_max
 
 
@@ -54,14 +66,25 @@ class _When(NamedTuple):
 class SendingClient:
     """The part of `qmq.Client` that sends messages."""
 
-    def __init__(self, links: ConnectionPool, interceptors: Chain, *, now_ns: Callable[[], int], timing: ClientTiming) -> None:
+    def __init__(
+        self,
+        links: ConnectionPool,
+        interceptors: Chain,
+        *,
+        now_ns: Callable[[], int],
+        timing: ClientTiming,
+    ) -> None:
         self._links = links
         self.interceptors = interceptors
         """The interceptors of all messages, outermost first (`interceptors.py`)."""
         self._now_ns, self._timing = now_ns, timing
         self._make_producer = chosen(interceptors, Producer, InterceptedProducer)
-        self._make_ordered_producer = chosen(interceptors, OrderedProducer, InterceptedOrderedProducer)
-        self._make_delayed_producer = chosen(interceptors, DelayedProducer, InterceptedDelayedProducer)
+        self._make_ordered_producer = chosen(
+            interceptors, OrderedProducer, InterceptedOrderedProducer
+        )
+        self._make_delayed_producer = chosen(
+            interceptors, DelayedProducer, InterceptedDelayedProducer
+        )
         self._identity = ProducerIdentity()
         self._producer_ids = ProducerIds()
         self._producers: dict[str, Producer | OrderedProducer] = {}
@@ -76,7 +99,12 @@ class SendingClient:
     @property
     def producers(self) -> Sequence[Producer | OrderedProducer]:
         """The producers of this client that are not closed."""
-        return [*self._producers.values(), *self._choosy_producers.values(), *self._delayed_producers.values(), *self._owned]
+        return [
+            *self._producers.values(),
+            *self._choosy_producers.values(),
+            *self._delayed_producers.values(),
+            *self._owned,
+        ]
 
     async def send(
         self,
@@ -111,7 +139,9 @@ class SendingClient:
         if delay is not None or at is not None or cron is not None or zone is not None:
             when = self._when(delay, at, cron, zone)
             return await self._send_later(subject, body, key, tags, headers, when, acks)
-        producer = (acks == "quorum" and self._producers.get(subject)) or await self._shared_producer(subject, acks)
+        producer = (
+            acks == "quorum" and self._producers.get(subject)
+        ) or await self._shared_producer(subject, acks)
         if producer.waiting_bytes > DRAIN_BYTES:
             await producer.drain()
         ticket = producer.send(body, key, tags, headers)  # type: ignore[arg-type]  # an ordered one refuses a message without a key
@@ -138,7 +168,9 @@ class SendingClient:
             due_ms = delayed.many_of(delays, ats, len(bodies), self._now_ns())
             later = await self._ready_delayed_producer(subject, acks)
             return await later.send_many(bodies, keys, tags, headers, due_ms=due_ms)
-        producer = (acks == "quorum" and self._producers.get(subject)) or await self._shared_producer(subject, acks)
+        producer = (
+            acks == "quorum" and self._producers.get(subject)
+        ) or await self._shared_producer(subject, acks)
         if producer.full:
             await producer.drain()
         return await producer.send_many(bodies, keys, tags, headers)  # type: ignore[arg-type]
@@ -160,18 +192,32 @@ class SendingClient:
             index = producer.place_of_last(ticket)
         else:
             cron, zone = recurrence
-            ticket, index = producer.send_recurring(body, cron, zone, start_ms=due_ms, key=key, tags=tags, headers=headers), 0
+            ticket, index = (
+                producer.send_recurring(
+                    body, cron, zone, start_ms=due_ms, key=key, tags=tags, headers=headers
+                ),
+                0,
+            )
         return (await ticket).receipt(index)
 
-    def _when(self, delay: timedelta | None, at: datetime | None, cron: str | None, zone: str | None) -> _When:
+    def _when(
+        self, delay: timedelta | None, at: datetime | None, cron: str | None, zone: str | None
+    ) -> _When:
         """Raises InvalidArgument, DelayTooLong."""
         now_ns = self._now_ns()
         if cron is None and zone is not None:
-            raise InvalidArgument("zone is the time zone of `cron`; a datetime given as `at` has its own")
+            raise InvalidArgument(
+                "zone is the time zone of `cron`; a datetime given as `at` has its own"
+            )
         if cron is not None and delay is not None:
-            raise InvalidArgument("a recurring message has no delay: its times are those of `cron`, from `at` on if that is given")
+            raise InvalidArgument(
+                "a recurring message has no delay: its times are those of `cron`, from `at` on if that is given"
+            )
         recurrence = None if cron is None else delayed.check_recurrence(cron, zone)
-        return _When(ms_of(now_ns) if delay is None and at is None else delayed.due_of(delay, at, now_ns), recurrence)
+        return _When(
+            ms_of(now_ns) if delay is None and at is None else delayed.due_of(delay, at, now_ns),
+            recurrence,
+        )
 
     async def _ready_delayed_producer(self, subject: str, acks: str = "quorum") -> DelayedProducer:
         """The shared delayed producer of a subject, with room in its buffer."""
@@ -183,7 +229,11 @@ class SendingClient:
             producer = self._delayed_producers.get((subject, acks))
             if producer is None:
                 producer = self._make_delayed_producer(
-                    self._links, self._identity, subject, acks=acks, delivery_timeout_s=self._timing.delivery_timeout_s
+                    self._links,
+                    self._identity,
+                    subject,
+                    acks=acks,
+                    delivery_timeout_s=self._timing.delivery_timeout_s,
                 )
                 self._delayed_producers[subject, acks] = producer
                 self._idle.watch(self._delayed_producers, (subject, acks))
@@ -191,19 +241,29 @@ class SendingClient:
             await producer.drain()
         return producer
 
-    async def _shared_producer(self, subject: str, acks: str = "quorum") -> Producer | OrderedProducer:
+    async def _shared_producer(
+        self, subject: str, acks: str = "quorum"
+    ) -> Producer | OrderedProducer:
         """The shared producer of a subject. The first use finds out which kind the subject needs."""
         self._links.check_usable()
         check_name("subject", subject)
         ordering = await self._ordering(subject)
-        found = self._producers.get(subject) if acks == "quorum" else self._choosy_producers.get((subject, acks))
+        found = (
+            self._producers.get(subject)
+            if acks == "quorum"
+            else self._choosy_producers.get((subject, acks))
+        )
         if found is not None:
             return found
         timeout_s = self._timing.delivery_timeout_s
         found = (
-            self._make_ordered_producer(self._links, self._producer_ids, subject, acks=acks, delivery_timeout_s=timeout_s)
+            self._make_ordered_producer(
+                self._links, self._producer_ids, subject, acks=acks, delivery_timeout_s=timeout_s
+            )
             if ordering is not None
-            else self._make_producer(self._links, self._identity, subject, acks=acks, delivery_timeout_s=timeout_s)
+            else self._make_producer(
+                self._links, self._identity, subject, acks=acks, delivery_timeout_s=timeout_s
+            )
         )
         if acks == "quorum":
             self._producers[subject] = found
@@ -223,7 +283,9 @@ class SendingClient:
                     except Unavailable as failure:
                         cause = failure
         except TimeoutError:
-            raise DeadlineExceeded(f"subject {spoken(target)} could not be located in time; the last error: {cause}") from cause
+            raise DeadlineExceeded(
+                f"subject {spoken(target)} could not be located in time; the last error: {cause}"
+            ) from cause
 
     def _timeout_s(self, given: float | None) -> float:
         return self._timing.delivery_timeout_s if given is None else given
@@ -343,5 +405,7 @@ class SendingClient:
         """Send messages to one group again, now. Raises as `send`."""
         producer = await self._shared_producer(subject)
         if isinstance(producer, OrderedProducer):
-            raise OrderMismatch(f"subject {subject!r} is ordered: its messages cannot be sent to a single group")
+            raise OrderMismatch(
+                f"subject {subject!r} is ordered: its messages cannot be sent to a single group"
+            )
         await producer.put(columns, BatchFlag.DIRECTED, create_time_ms=create_time_ms)

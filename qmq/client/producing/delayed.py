@@ -57,7 +57,15 @@ import random
 import re
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, SupportsIndex, TypeAlias
@@ -69,11 +77,35 @@ from qmq.client.connection.connection import TIMING, ClientTiming, pause_s
 from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.message import Message
 from qmq.client.metadata.cache import delayed_target
-from qmq.client.producing.batch import Batch, body_bytes, check_length, columns_of, header_map, key_bytes, tag_tuple
+from qmq.client.producing.batch import (
+    Batch,
+    body_bytes,
+    check_length,
+    columns_of,
+    header_map,
+    key_bytes,
+    tag_tuple,
+)
 from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX
-from qmq.client.producing.producer import BATCH_BYTES, BATCH_MESSAGES, BUFFER_BYTES_MAX, Producer, ProducerIdentity, frame_kind, ignored
+from qmq.client.producing.producer import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    BUFFER_BYTES_MAX,
+    Producer,
+    ProducerIdentity,
+    frame_kind,
+    ignored,
+)
 from qmq.client.producing.receipts import BatchReceipt, DelayedBatchReceipt, Ticket, Tickets
-from qmq.errors import DelayTooLong, InvalidArgument, NotConnected, Outcome, QmqError, TooLate, Unavailable
+from qmq.errors import (
+    DelayTooLong,
+    InvalidArgument,
+    NotConnected,
+    Outcome,
+    QmqError,
+    TooLate,
+    Unavailable,
+)
 from qmq.model import DelayedId, MessageId, check_name
 from qmq.process.event_loop import ms_of, time_of
 from qmq.proto.v1 import delay_pb2 as pb
@@ -105,7 +137,9 @@ def time_ms(at: object, what: str = "at") -> int:
     if not isinstance(at, datetime):
         raise InvalidArgument(f"{what} is a datetime with a time zone, not {type(at).__name__}")
     if at.utcoffset() is None:
-        raise InvalidArgument(f"{what}={at.isoformat()} has no time zone: add one, datetime(..., tzinfo=ZoneInfo('Europe/Berlin'))")
+        raise InvalidArgument(
+            f"{what}={at.isoformat()} has no time zone: add one, datetime(..., tzinfo=ZoneInfo('Europe/Berlin'))"
+        )
     return -((_EPOCH - at) // _MILLISECOND)
 
 
@@ -120,28 +154,36 @@ def due_at_ms(when: object, now_ns: int) -> int:
     elif isinstance(when, datetime):
         due = time_ms(when)
     else:
-        raise InvalidArgument(f"a delay is a timedelta, and a time is a datetime with a time zone, not {type(when).__name__}")
+        raise InvalidArgument(
+            f"a delay is a timedelta, and a time is a datetime with a time zone, not {type(when).__name__}"
+        )
     return _bounded(due, now_ns)
 
 
 def checked(due: object, now_ns: int) -> int:
     """Check a due time that was given as a number. Raises InvalidArgument, DelayTooLong."""
     if isinstance(due, bool) or not hasattr(due, "__index__"):
-        raise InvalidArgument(f"a due time is a whole number of milliseconds since 1970, not {type(due).__name__}")
+        raise InvalidArgument(
+            f"a due time is a whole number of milliseconds since 1970, not {type(due).__name__}"
+        )
     return _bounded(int(due), now_ns)
 
 
 def _bounded(due: int, now_ns: int) -> int:
     now = ms_of(now_ns)
     if due > now + limits.DELAY_MS_MAX:
-        raise DelayTooLong(f"{_span(due - now)} from now is too long: the longest delay is {_span(limits.DELAY_MS_MAX)} (two years)")
+        raise DelayTooLong(
+            f"{_span(due - now)} from now is too long: the longest delay is {_span(limits.DELAY_MS_MAX)} (two years)"
+        )
     return due if due > 0 else 0
 
 
 def due_of(delay: object, at: object, now_ns: int) -> int:
     """When a message that has `delay` or `at` is due. Raises InvalidArgument, DelayTooLong."""
     if delay is not None and at is not None:
-        raise InvalidArgument("give delay or at, not both: delay counts from now, at is a date and time")
+        raise InvalidArgument(
+            "give delay or at, not both: delay counts from now, at is a date and time"
+        )
     if delay is not None and not isinstance(delay, timedelta):
         raise InvalidArgument(
             f"delay is a timedelta, not {type(delay).__name__}: write timedelta(seconds=...), or give a date and time as `at`"
@@ -177,33 +219,47 @@ def many_ms(due_times_ms: Any, count: int, now_ns: int) -> Sequence[int]:
 def many_of(delays: object, ats: object, count: int, now_ns: int) -> list[int]:
     """When messages that have `delays` or `ats` are due. Raises InvalidArgument, DelayTooLong."""
     if delays is not None and ats is not None:
-        raise InvalidArgument("give delays or ats, not both: delays count from now, ats are dates and times")
+        raise InvalidArgument(
+            "give delays or ats, not both: delays count from now, ats are dates and times"
+        )
     kind, what, given = (timedelta, "delays", delays) if ats is None else (datetime, "ats", ats)
     items = [given] if isinstance(given, timedelta | datetime) else _column(given, count, what)
     for each in items:
         if not isinstance(each, kind):
-            raise InvalidArgument(f"{what} are {kind.__name__}s, one for each message or one for all, not {type(each).__name__}")
+            raise InvalidArgument(
+                f"{what} are {kind.__name__}s, one for each message or one for all, not {type(each).__name__}"
+            )
     return many(given, count, now_ns, what)
 
 
 def _column(items: object, count: int, what: str) -> list[Any]:
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
-        raise InvalidArgument(f"{what} are one for each message, or one for all, not {type(items).__name__}")
+        raise InvalidArgument(
+            f"{what} are one for each message, or one for all, not {type(items).__name__}"
+        )
     found = list(items)
     if len(found) != count:
-        raise InvalidArgument(f"{count} bodies, but {len(found)} {what}: give one for each message, or one for all")
+        raise InvalidArgument(
+            f"{count} bodies, but {len(found)} {what}: give one for each message, or one for all"
+        )
     return found
 
 
 def check_recurrence(cron: object, zone: object) -> tuple[str, str]:
     """Check the shape of a recurrence: five fields, and a time zone. Raises InvalidArgument."""
     if not isinstance(cron, str):
-        raise InvalidArgument(f'cron is a str of five fields, such as "0 9 * * *", not {type(cron).__name__}')
+        raise InvalidArgument(
+            f'cron is a str of five fields, such as "0 9 * * *", not {type(cron).__name__}'
+        )
     fields = cron.split()
     if len(fields) != 5 or len(cron) > CRON_CHARS_MAX or not all(map(_FIELD.fullmatch, fields)):
-        raise InvalidArgument(f'cron is five fields (minute, hour, day, month, weekday), such as "0 9 * * *", not {cron[:80]!r}')
+        raise InvalidArgument(
+            f'cron is five fields (minute, hour, day, month, weekday), such as "0 9 * * *", not {cron[:80]!r}'
+        )
     if not isinstance(zone, str) or len(zone) > limits.NAME_CHARS_MAX or not _ZONE.fullmatch(zone):
-        raise InvalidArgument(f'cron={cron!r} needs a time zone, such as zone="Europe/Berlin", not {zone!r}')
+        raise InvalidArgument(
+            f'cron={cron!r} needs a time zone, such as zone="Europe/Berlin", not {zone!r}'
+        )
     return " ".join(fields), zone
 
 
@@ -232,7 +288,9 @@ class DelayHome:
                 self._seen_s[group] = now_s
             else:
                 self._seen_s.pop(group, None)
-        self._seen_s = {group: seen_s for group, seen_s in self._seen_s.items() if now_s - seen_s < MISSING_S}
+        self._seen_s = {
+            group: seen_s for group, seen_s in self._seen_s.items() if now_s - seen_s < MISSING_S
+        }
         home = max(self._seen_s, key=self._rank, default=None)
         return {group: group == home for group in groups}
 
@@ -243,7 +301,14 @@ class DelayHome:
 class DelayGroupDestination:
     """The destination of a subject's delayed batches: any delay group, or the home of an ordered subject."""
 
-    def __init__(self, links: ConnectionPool, subject: str, identity: ProducerIdentity, kind: int, flags: BatchFlag) -> None:
+    def __init__(
+        self,
+        links: ConnectionPool,
+        subject: str,
+        identity: ProducerIdentity,
+        kind: int,
+        flags: BatchFlag,
+    ) -> None:
         self.target, self.kind = delayed_target(subject), kind
         self._subject = subject
         self._identity = identity
@@ -301,7 +366,9 @@ class DelayedProducer(Producer):
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
         flags = BatchFlag.HALF if is_half else BatchFlag(0)
-        self._delay_groups = DelayGroupDestination(links, subject, identity, frame_kind(acks, batch_messages), flags)
+        self._delay_groups = DelayGroupDestination(
+            links, subject, identity, frame_kind(acks, batch_messages), flags
+        )
         self._latest_ms = 0
         """The latest allowed due time, computed once for each round of the event loop."""
         self._needs_key = False
@@ -347,7 +414,14 @@ class DelayedProducer(Producer):
         bodies = batch.bodies
         bodies.append(body)
         batch.bytes += len(body)
-        if key is not None or tags is not None or headers is not None or batch.keys or batch.tags or batch.headers:
+        if (
+            key is not None
+            or tags is not None
+            or headers is not None
+            or batch.keys
+            or batch.tags
+            or batch.headers
+        ):
             batch.add_columns(key, tags, headers)
         if batch.due_times_ms is None:
             batch.due_times_ms = []
@@ -375,7 +449,9 @@ class DelayedProducer(Producer):
         check_length("keys", keys, count)
         columns.keys = [key_bytes(key) for key in keys] if keys else None
         now_ns = self._links.now_ns()
-        columns.due_times_ms = many_ms(due_ms, count, now_ns) if due is None else many(due, count, now_ns)
+        columns.due_times_ms = (
+            many_ms(due_ms, count, now_ns) if due is None else many(due, count, now_ns)
+        )
         return self.put(columns)
 
     def send_recurring(
@@ -403,7 +479,9 @@ class DelayedProducer(Producer):
         (ticket,) = self.put(columns, BatchFlag.RECURRING).tickets
         return ticket
 
-    def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:
+    def put(
+        self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None
+    ) -> Tickets:
         """Send columns unchecked, in separate batches: for messages that QMQ itself makes.
 
         Their create time is now, or `create_time_ms` plus the columns' `create_deltas`.
@@ -451,11 +529,15 @@ def _due(due: When | None, due_ms: SupportsIndex | None, now_ns: int) -> int:
 
 
 def _one_of_two() -> InvalidArgument:
-    return InvalidArgument("a delayed message needs its time, once: due (a timedelta, or a datetime with a time zone) or due_ms")
+    return InvalidArgument(
+        "a delayed message needs its time, once: due (a timedelta, or a datetime with a time zone) or due_ms"
+    )
 
 
 def _keyless(subject: str) -> InvalidArgument:
-    return InvalidArgument(f"subject {subject!r} is ordered, so a delayed message to it needs a key: nothing of its batch is stored")
+    return InvalidArgument(
+        f"subject {subject!r} is ordered, so a delayed message to it needs a key: nothing of its batch is stored"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,7 +663,9 @@ def stats_of(found: meta_pb2.DescribeDelaysResponse) -> DelayStats:
 
 
 def _group_of(found: pb.DelayDescription) -> DelayGroup:
-    troubles = tuple(DelayTrouble(each.subject, each.waiting, each.reason) for each in found.troubles)
+    troubles = tuple(
+        DelayTrouble(each.subject, each.waiting, each.reason) for each in found.troubles
+    )
     return DelayGroup(
         found.group,
         found.replica,
@@ -603,7 +687,9 @@ def _group_of(found: pb.DelayDescription) -> DelayGroup:
 
 def _bucket_of(found: pb.DelayBucket) -> DelayBucket:
     length = timedelta(milliseconds=found.length_ms)
-    return DelayBucket(time_of(found.start_ms), length, found.messages, found.pending, found.stored_bytes)
+    return DelayBucket(
+        time_of(found.start_ms), length, found.messages, found.pending, found.stored_bytes
+    )
 
 
 PAGE: Final = 500
@@ -613,7 +699,10 @@ class Delayed:
     """Pending delayed messages: `Client.delayed`. An `id` is a receipt's `delayed_id`."""
 
     def __init__(
-        self, metadata: Callable[[], MetadataClient], now_ns: Callable[[], int] = time.time_ns, timing: ClientTiming = TIMING
+        self,
+        metadata: Callable[[], MetadataClient],
+        now_ns: Callable[[], int] = time.time_ns,
+        timing: ClientTiming = TIMING,
     ) -> None:
         self._metadata = metadata
         self._now_ns = now_ns
@@ -634,7 +723,9 @@ class Delayed:
 
         Raises as `cancel`, and DelayTooLong.
         """
-        request = pb.MoveDelayedRequest(id=_id_text(id), due_ms=max(due_at_ms(when, self._now_ns()), 1))
+        request = pb.MoveDelayedRequest(
+            id=_id_text(id), due_ms=max(due_at_ms(when, self._now_ns()), 1)
+        )
         try:
             found = await self._ask("MoveDelayed", request)
         except TooLate as late:
@@ -646,7 +737,9 @@ class Delayed:
     async def _moved(self, request: pb.MoveDelayedRequest, late: TooLate) -> pb.DelayedMessage:
         """The message, if this client's request moved it before it was delivered."""
         try:
-            found: pb.DelayedMessage = await self._ask("ShowDelayed", pb.ShowDelayedRequest(id=request.id))
+            found: pb.DelayedMessage = await self._ask(
+                "ShowDelayed", pb.ShowDelayedRequest(id=request.id)
+            )
         except QmqError:
             raise late from None
         if found.due_ms != request.due_ms:
@@ -674,7 +767,9 @@ class Delayed:
         Raises InvalidName, InvalidArgument; NotConnected if a delay group does not answer, because the list would be incomplete. With a
         dict as `silent` an incomplete list is returned if at least one group answers; the dict then says which groups are missing, and why.
         """
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
+        ):
             raise InvalidArgument(f"limit is a number of messages, not {limit!r}")
         request = pb.ListDelayedRequest(
             subject=check_name("subject", subject) if subject else "",
@@ -717,7 +812,9 @@ class Delayed:
                 if loop.time() + rest_s > begun_s + DECIDE_S:
                     raise _in_doubt(failure) if is_uncertain else failure from failure
             except QmqError as failure:
-                if is_uncertain and not (method == "CancelDelayed" and isinstance(failure, TooLate)):
+                if is_uncertain and not (
+                    method == "CancelDelayed" and isinstance(failure, TooLate)
+                ):
                     raise _in_doubt(failure) from failure
                 raise
             attempt += 1
@@ -732,13 +829,20 @@ def _id_text(given: object) -> str:
 def _may_be_done(failure: Unavailable) -> bool:
     """Whether the delay group may have done the request. A broken connection says nothing about it."""
     cause = failure.__cause__
-    trailers = cause.trailing_metadata() or () if isinstance(cause, grpc.aio.AioRpcError | grpc.Call) else ()
+    trailers = (
+        cause.trailing_metadata() or ()
+        if isinstance(cause, grpc.aio.AioRpcError | grpc.Call)
+        else ()
+    )
     is_said = CODE in {key for key, _ in trailers}
     return failure.outcome is Outcome.UNKNOWN or not is_said
 
 
 def _in_doubt(failure: QmqError) -> QmqError:
-    found = type(failure)(f"{failure.message} (an earlier answer was lost, so it may have been done)", outcome=Outcome.UNKNOWN)
+    found = type(failure)(
+        f"{failure.message} (an earlier answer was lost, so it may have been done)",
+        outcome=Outcome.UNKNOWN,
+    )
     found.code = failure.code
     return found
 
@@ -862,7 +966,10 @@ def batches(retries: Iterable[LongRetry]) -> Iterator[list[LongRetry]]:
 
 
 def _size_of(message: Message) -> int:
-    return size_of_copy(message.body, message.key_bytes or b"", message.tags, message.headers) + _OTHERS_BYTES
+    return (
+        size_of_copy(message.body, message.key_bytes or b"", message.tags, message.headers)
+        + _OTHERS_BYTES
+    )
 
 
 def retry_columns(batch: Sequence[LongRetry], group: str) -> tuple[Columns, int]:

@@ -36,7 +36,15 @@ from qmq.client.producing.batch import Batch, BatchPool, DecidedBatch, SenderWin
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.window import InFlightWindow
-from qmq.errors import CallerError, NotConnected, NotMaster, PeerError, QmqError, ReadOnly, Unavailable
+from qmq.errors import (
+    CallerError,
+    NotConnected,
+    NotMaster,
+    PeerError,
+    QmqError,
+    ReadOnly,
+    Unavailable,
+)
 from qmq.wire import frame_payloads as wire
 from qmq.wire.frame import Frame, FrameKind
 from qmq.wire.frame_payloads import Produced
@@ -116,7 +124,9 @@ class MasterConnection(Generic[B]):
             self.reach()
         elif connection.is_open and connection.stream.is_writable:
             now = self._loop.time()
-            while (batch := self._window.next(now, self._room_bytes - connection.produce_bytes)) is not None:
+            while (
+                batch := self._window.next(now, self._room_bytes - connection.produce_bytes)
+            ) is not None:
                 self.transmit(connection, batch)
         self._arm()
 
@@ -130,14 +140,21 @@ class MasterConnection(Generic[B]):
             self._loop.call_soon(self._answered, connection, batch, attempt, failure)
             return
         left_s = min(max(batch.until - self._loop.time(), 0.1), self._answer_s)
-        connection.request(self.kind, partial(self._answered, connection, batch, attempt), *batch.encoded, timeout_s=left_s)
+        connection.request(
+            self.kind,
+            partial(self._answered, connection, batch, attempt),
+            *batch.encoded,
+            timeout_s=left_s,
+        )
         if not self._is_watched:
             self._is_watched = True
             self._links.answer_watch.expect(self._look, self._answers, self._loop)
 
     # --- the way back --------------------------------------------------------------------------------------------------
 
-    def _answered(self, connection: Connection, batch: B, attempt: int, answer: Frame | QmqError) -> None:
+    def _answered(
+        self, connection: Connection, batch: B, attempt: int, answer: Frame | QmqError
+    ) -> None:
         if isinstance(answer, QmqError):
             self._is_confirmed = False
             self._window.refused(batch, attempt, answer, self._loop.time())
@@ -160,7 +177,11 @@ class MasterConnection(Generic[B]):
             return
         if isinstance(failure, ReadOnly):
             self._links.locator.refresh(self._target)
-        if isinstance(failure, NotMaster) and connection is self.connection and self._master is not None:
+        if (
+            isinstance(failure, NotMaster)
+            and connection is self.connection
+            and self._master is not None
+        ):
             self._links.locator.doubt(self.group, self._master)
             self._leave(failure)
         self._arm()
@@ -196,7 +217,12 @@ class MasterConnection(Generic[B]):
 
     def reach(self, *, ahead: bool = False) -> None:
         """Find the master and connect, repeatedly while batches wait; with `ahead` once, to be ready soon."""
-        if self._reaching is None and self.connection is None and not self.is_closed and (ahead or self._is_needed):
+        if (
+            self._reaching is None
+            and self.connection is None
+            and not self.is_closed
+            and (ahead or self._is_needed)
+        ):
             self._reaching = self._loop.create_task(self._reach(ahead))
 
     async def _reach(self, ahead: bool) -> None:
@@ -311,7 +337,9 @@ class GroupSender(MasterConnection[Batch]):
         changed: Callable[[], None],
     ) -> None:
         self.window = SenderWindow(destination.inflight_max)
-        super().__init__(links, destination.target, group, self.window, destination.encode, self.pump)
+        super().__init__(
+            links, destination.target, group, self.window, destination.encode, self.pump
+        )
         self.kind = destination.kind
         self.is_writable = True
         self._pool = pool
@@ -331,7 +359,9 @@ class GroupSender(MasterConnection[Batch]):
         return (
             connection is not None
             and not (window.flight and window.has_retries)
-            and window.has_room(size, self._loop.time(), self._room_bytes - connection.produce_bytes)
+            and window.has_room(
+                size, self._loop.time(), self._room_bytes - connection.produce_bytes
+            )
             and connection.is_open
             and connection.stream.is_writable
         )
@@ -364,7 +394,9 @@ class GroupSender(MasterConnection[Batch]):
 
     @property
     def _is_needed(self) -> bool:
-        return not self.is_closed and bool(self.window.flight or (self.is_writable and self._pool.waiting))
+        return not self.is_closed and bool(
+            self.window.flight or (self.is_writable and self._pool.waiting)
+        )
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
         self.window.disconnected(failure)
@@ -398,7 +430,12 @@ class GroupSenders:
     """
 
     def __init__(
-        self, links: ConnectionPool, destination: BatchDestination, *, answered: Callable[[], None], changed: Callable[[], None]
+        self,
+        links: ConnectionPool,
+        destination: BatchDestination,
+        *,
+        answered: Callable[[], None],
+        changed: Callable[[], None],
     ) -> None:
         self._target = destination.target
         self._destination = destination
@@ -457,7 +494,10 @@ class GroupSenders:
         pipe = self._balancer.pick(0)
         if pipe is not None:
             return not pipe.window.is_sending
-        return not any(each.window.is_sending and each.connection is not None and not each.is_stalled for each in self._balancer)
+        return not any(
+            each.window.is_sending and each.connection is not None and not each.is_stalled
+            for each in self._balancer
+        )
 
     def _turned(self, chosen: GroupSender | None, passed: list[GroupSender]) -> None:
         if chosen is not None:
@@ -487,7 +527,9 @@ class GroupSenders:
         try:
             while self._pool.waiting and not self._is_closed:
                 try:
-                    self._update(await self._links.locator.groups(self._target, refresh=bool(self._balancer)))
+                    self._update(
+                        await self._links.locator.groups(self._target, refresh=bool(self._balancer))
+                    )
                 except CallerError as failure:
                     self._pool.give_up(failure)
                     self._answered()
@@ -497,7 +539,9 @@ class GroupSenders:
                     continue
                 if self._balancer.is_writable:
                     return
-                self._trouble = ReadOnly(f"all broker groups of {spoken(self._target)} are drained: resume one with `qmq broker resume`")
+                self._trouble = ReadOnly(
+                    f"all broker groups of {spoken(self._target)} are drained: resume one with `qmq broker resume`"
+                )
         finally:
             self._finding = None
             self._changed()
@@ -508,12 +552,21 @@ class GroupSenders:
         self._balancer.learn(self._destination.usable(groups))
 
     def _make(self, group: str) -> GroupSender:
-        return GroupSender(self._links, self._destination, group, self._pool, answered=self._answered, changed=self._changed)
+        return GroupSender(
+            self._links,
+            self._destination,
+            group,
+            self._pool,
+            answered=self._answered,
+            changed=self._changed,
+        )
 
     def _rerouted(self) -> None:
         groups = self._links.locator.book.groups(self._target)
         if not self._is_closed:
-            self._update(groups or {})  # none: the subject was deleted, and the next `send` asks again
+            self._update(
+                groups or {}
+            )  # none: the subject was deleted, and the next `send` asks again
             for pipe in self._balancer:
                 pipe.moved()
             self._changed()
@@ -523,7 +576,9 @@ class GroupSenders:
     def _watch_time(self) -> None:
         """Wake up when the first waiting batch times out."""
         if self._expiry is None and not self._is_closed:
-            ends = [pipe.window.retries[0].until for pipe in self._balancer if pipe.window.has_retries]
+            ends = [
+                pipe.window.retries[0].until for pipe in self._balancer if pipe.window.has_retries
+            ]
             if self._pool.waiting:
                 ends.append(self._pool.waiting[0].until)
             if ends:
@@ -532,7 +587,11 @@ class GroupSenders:
     def _expire(self) -> None:
         self._expiry = None
         now = self._loop.time()
-        troubles = [pipe.window.trouble for pipe in self._balancer if pipe.is_writable and pipe.window.trouble is not None]
+        troubles = [
+            pipe.window.trouble
+            for pipe in self._balancer
+            if pipe.is_writable and pipe.window.trouble is not None
+        ]
         self._pool.expire(now, next(iter(troubles), self._trouble))
         for pipe in self._balancer:
             pipe.expire(now)

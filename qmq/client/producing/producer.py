@@ -29,8 +29,22 @@ from typing import Any, Final, Self, TypeVar
 
 from qmq import limits
 from qmq.client.connection.pool import ConnectionPool
-from qmq.client.producing.batch import Batch, OpenBatch, body_bytes, check_length, columns_of, cut, key_bytes, size_of
-from qmq.client.producing.group_sender import INFLIGHT_BATCHES_MAX, BatchDestination, GroupSender, GroupSenders
+from qmq.client.producing.batch import (
+    Batch,
+    OpenBatch,
+    body_bytes,
+    check_length,
+    columns_of,
+    cut,
+    key_bytes,
+    size_of,
+)
+from qmq.client.producing.group_sender import (
+    INFLIGHT_BATCHES_MAX,
+    BatchDestination,
+    GroupSender,
+    GroupSenders,
+)
 from qmq.client.producing.receipts import BatchReceipt, Ticket, Tickets
 from qmq.errors import BufferFull, ClientClosed, InvalidArgument, Outcome, QmqError
 from qmq.process.event_loop import ms_of
@@ -65,7 +79,9 @@ FAILED_MAX: Final = 1_000
 class ProducerBase:
     """A producer calls `_taken` and `_decided`; applications use the public methods. `on_closed` is called when it has ended."""
 
-    def __init__(self, links: ConnectionPool, on_closed: Callable[[Self], object] = ignored) -> None:
+    def __init__(
+        self, links: ConnectionPool, on_closed: Callable[[Self], object] = ignored
+    ) -> None:
         self._links = links
         self._loop = links.round.own_loop()
         self.waiting_bytes = 0
@@ -86,7 +102,9 @@ class ProducerBase:
             raise ClientClosed("the producer is closed: make a new one")
         self._links.round.own_loop()
         if self.waiting_bytes > BUFFER_BYTES_MAX:
-            raise BufferFull(f"{self.waiting_bytes} bytes wait to be stored: `await producer.drain()` before sending more")
+            raise BufferFull(
+                f"{self.waiting_bytes} bytes wait to be stored: `await producer.drain()` before sending more"
+            )
 
     def _taken(self, size: int) -> None:
         """Count a new undecided ticket and its bytes."""
@@ -99,7 +117,9 @@ class ProducerBase:
         self._undecided -= 1
         if failure is not None and not ticket.seen:
             if len(self._failed) >= FAILED_MAX:
-                self._failed = [each for each in self._failed if not each[0].seen][: FAILED_MAX // 2]
+                self._failed = [each for each in self._failed if not each[0].seen][
+                    : FAILED_MAX // 2
+                ]
             self._failed.append((ticket, failure))
 
     @property
@@ -190,7 +210,12 @@ class ProducerBase:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
 
@@ -200,7 +225,11 @@ NONE_OPEN: Final = OpenBatch()
 """Stands for the open batch while there is none. A producer that rests keeps no batch for its next message: with 10,000 producers these
 would be cold memory when they are needed.
 """
-_KINDS: Final = {"quorum": FrameKind.PRODUCE, "flushed": FrameKind.PRODUCE_FLUSHED, "master": FrameKind.PRODUCE_FAST}
+_KINDS: Final = {
+    "quorum": FrameKind.PRODUCE,
+    "flushed": FrameKind.PRODUCE_FLUSHED,
+    "master": FrameKind.PRODUCE_FAST,
+}
 
 
 def new_producer_id() -> int:
@@ -213,7 +242,9 @@ def frame_kind(acks: str, batch_messages: int) -> int:
     if acks not in _KINDS:
         raise InvalidArgument(f"acks is 'quorum', 'flushed' or 'master', not {acks!r}")
     if not 0 < batch_messages <= limits.BATCH_MESSAGES_MAX:
-        raise InvalidArgument(f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {batch_messages}")
+        raise InvalidArgument(
+            f"batch_messages is 1 to {limits.BATCH_MESSAGES_MAX}, not {batch_messages}"
+        )
     return _KINDS[acks]
 
 
@@ -243,7 +274,9 @@ class BrokerGroupDestination:
 
     inflight_max = INFLIGHT_BATCHES_MAX
 
-    def __init__(self, subject: str, identity: ProducerIdentity, kind: int, compression: Compression) -> None:
+    def __init__(
+        self, subject: str, identity: ProducerIdentity, kind: int, compression: Compression
+    ) -> None:
         self.target, self.kind = subject, kind
         self._subject = subject.encode()
         self._identity = identity
@@ -295,7 +328,9 @@ class Producer(ProducerBase):
         self._is_awake = False
         self._last_count = 0
         destination = destination or BrokerGroupDestination(subject, identity, kind, compression)
-        self._pipes = GroupSenders(links, destination, answered=self._answered, changed=self._changed)
+        self._pipes = GroupSenders(
+            links, destination, answered=self._answered, changed=self._changed
+        )
         self._counters = links.counters.sending(subject)
         self.stored_by_group: dict[str, int] = {}
         """Stored messages by broker group."""
@@ -324,7 +359,14 @@ class Producer(ProducerBase):
         bodies = batch.bodies
         bodies.append(body)
         batch.bytes += len(body)
-        if key is not None or tags is not None or headers is not None or batch.keys or batch.tags or batch.headers:
+        if (
+            key is not None
+            or tags is not None
+            or headers is not None
+            or batch.keys
+            or batch.tags
+            or batch.headers
+        ):
             batch.add_columns(key, tags, headers)
         ticket = batch.ticket
         if len(bodies) >= self._batch_messages or batch.bytes >= self._batch_bytes:
@@ -367,7 +409,9 @@ class Producer(ProducerBase):
         columns.keys = [key_bytes(key) for key in keys] if keys else None
         return self._put(columns)
 
-    def put(self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None) -> Tickets:
+    def put(
+        self, columns: Columns, flags: int = 0, *, create_time_ms: int | None = None
+    ) -> Tickets:
         """Send columns unchecked, in separate batches: for messages that QMQ itself makes.
 
         The create time is now, or `create_time_ms` plus the columns' `create_deltas`. Raises BufferFull, ClientClosed.
@@ -381,10 +425,14 @@ class Producer(ProducerBase):
         self._check_open()
         tickets: list[Ticket] = []
         for begin in range(0, len(bodies), self._batch_messages):
-            self._add_many(tickets, cut(columns, begin, begin + self._batch_messages), flags, create_time_ms)
+            self._add_many(
+                tickets, cut(columns, begin, begin + self._batch_messages), flags, create_time_ms
+            )
         return Tickets(tickets)
 
-    def _add_many(self, tickets: list[Ticket], columns: Columns, flags: int, create_time_ms: int | None) -> None:
+    def _add_many(
+        self, tickets: list[Ticket], columns: Columns, flags: int, create_time_ms: int | None
+    ) -> None:
         size, count = size_of(columns), len(columns.bodies)
         if size > self._batch_bytes and count > 1:
             self._add_many(tickets, cut(columns, 0, count // 2), flags, create_time_ms)
@@ -414,7 +462,9 @@ class Producer(ProducerBase):
         self.tickets += 1
         self._last_count = len(columns.bodies)
         sequence = self._identity.next_sequence()
-        self._pipes.waiting.append(Batch(columns, first_ms, filled.ticket, sequence, filled.flags, size=size, until=until))
+        self._pipes.waiting.append(
+            Batch(columns, first_ms, filled.ticket, sequence, filled.flags, size=size, until=until)
+        )
         self._pipes.send()
 
     def place_of_last(self, ticket: Ticket) -> int:
@@ -436,7 +486,12 @@ class Producer(ProducerBase):
             self.waiting_bytes -= batch.size
             self._undecided -= 1
             messages = len(batch.columns.bodies)
-            self._counters.stored(messages, batch.size, batch.attempts, self._loop.time() - batch.until + self._timeout_s)
+            self._counters.stored(
+                messages,
+                batch.size,
+                batch.attempts,
+                self._loop.time() - batch.until + self._timeout_s,
+            )
             self.stored_by_group[group] = self.stored_by_group.get(group, 0) + messages
             batch.ticket.resolve(self._receipt(group, batch, outcome))
 
@@ -472,7 +527,12 @@ class Producer(ProducerBase):
     def _changed(self) -> None:
         """Batches may have failed, or another group may take an open batch that waited for a stalled one."""
         self._take_decided()
-        if self._open.bodies and not self._is_awake and self._pipes.has_groups and self._pipes.is_idle:
+        if (
+            self._open.bodies
+            and not self._is_awake
+            and self._pipes.has_groups
+            and self._pipes.is_idle
+        ):
             self._close_open()
 
     # --- the end -------------------------------------------------------------------------------------------------------
@@ -493,7 +553,9 @@ class Producer(ProducerBase):
 
     def _abandon(self, batch: Batch, is_inflight: bool) -> None:
         outcome = Outcome.UNKNOWN if is_inflight or batch.is_uncertain else Outcome.NOT_STORED
-        batch.ticket.fail(ClientClosed("the producer was closed before the answer came", outcome=outcome))
+        batch.ticket.fail(
+            ClientClosed("the producer was closed before the answer came", outcome=outcome)
+        )
 
 
 PARTS: Final = 60
@@ -522,7 +584,9 @@ class IdleProducers:
 
     def _tick(self) -> None:
         self.look(-(-len(self._queue) // PARTS))
-        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick) if self._queue else None
+        self._timer = (
+            asyncio.get_running_loop().call_later(self._tick_s, self._tick) if self._queue else None
+        )
 
     def look(self, count: int) -> None:
         """Examine the `count` producers that were not examined for longest."""

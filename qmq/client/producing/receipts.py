@@ -66,7 +66,14 @@ class Receipt:
         return None
 
     def _values(self) -> tuple[object, ...]:
-        return self.subject, self.partition, self.sequence, self.id, self.append_time_ms, self.broker_group
+        return (
+            self.subject,
+            self.partition,
+            self.sequence,
+            self.id,
+            self.append_time_ms,
+            self.broker_group,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Receipt) and self._values() == other._values()
@@ -146,7 +153,11 @@ class DelayedBatchReceipt(BatchReceipt):
 
     def delayed_id(self, index: int) -> str:
         """The id of message number `index` for `Client.delayed`."""
-        return str(DelayedId(self.id(index), self.due_times_ms[index], self.append_time_ms, self.broker_group))
+        return str(
+            DelayedId(
+                self.id(index), self.due_times_ms[index], self.append_time_ms, self.broker_group
+            )
+        )
 
     def receipt(self, index: int) -> DelayedReceipt:
         """The receipt of message number `index` of the batch."""
@@ -198,7 +209,11 @@ class CutReceipt(BatchReceipt):
         return part.receipt(place)
 
     def __iter__(self) -> Iterator[Receipt]:
-        found = {index: part.receipt(place) for places, part in self.parts for place, index in enumerate(places)}
+        found = {
+            index: part.receipt(place)
+            for places, part in self.parts
+            for place, index in enumerate(places)
+        }
         return map(found.__getitem__, range(self.count))
 
 
@@ -366,7 +381,11 @@ class SplitTicket:
         stored = sum([receipt.count for _, receipt in self._stored])
         text = f"{first.message} (of the {self.count} messages sent together {stored} are stored)"
         summed = type(first)(text, outcome=Outcome.UNKNOWN)
-        summed.code, summed.retry_after_ms, summed.__cause__ = first.code, first.retry_after_ms, first
+        summed.code, summed.retry_after_ms, summed.__cause__ = (
+            first.code,
+            first.retry_after_ms,
+            first,
+        )
         self._failures[0] = summed
         return summed
 

@@ -77,12 +77,16 @@ def _expanded(paths: Iterable[str]) -> list[Path]:
     for each in (part.strip() for path in paths for part in path.split(",")):
         if not each:
             continue
-        names = sorted(glob.glob(each)) if glob.has_magic(each) and not Path(each).exists() else [each]
+        names = (
+            sorted(glob.glob(each)) if glob.has_magic(each) and not Path(each).exists() else [each]
+        )
         if not names:
             raise InvalidArgument(f"qmq.path {each!r} matches nothing")
         found += [Path(name).absolute() for name in names]
     if not found:
-        raise InvalidArgument("qmq.path is empty: give a broker's data folder, or a folder with copies of its message/*.log")
+        raise InvalidArgument(
+            "qmq.path is empty: give a broker's data folder, or a folder with copies of its message/*.log"
+        )
     return found
 
 
@@ -99,7 +103,9 @@ def _stores(path: Path) -> list[LogFolder]:
         return [_store(each) for each in inner]
     if any(path.glob(_SEGMENT)):
         return [LogFolder(path, path, _named(path))]
-    raise InvalidArgument(f"{path} has no log: neither broker/message, nor message, nor segments (20 digits and .log)")
+    raise InvalidArgument(
+        f"{path} has no log: neither broker/message, nor message, nor segments (20 digits and .log)"
+    )
 
 
 def _is_store(path: Path) -> bool:
@@ -107,7 +113,9 @@ def _is_store(path: Path) -> bool:
 
 
 def _store(path: Path) -> LogFolder:
-    is_delay = (path / _SCHEDULE).is_dir() or (path.name == _STORE and (path.parent / _DELAY).is_file())
+    is_delay = (path / _SCHEDULE).is_dir() or (
+        path.name == _STORE and (path.parent / _DELAY).is_file()
+    )
     return LogFolder(path, path / _MESSAGES, _group_of(path.resolve(), is_delay=is_delay), is_delay)
 
 
@@ -119,7 +127,9 @@ def _group_of(store: Path, *, is_delay: bool) -> str:
     if (data / _REPLICA).is_file():
         return _replica_group(data / _REPLICA)
     if (data / _DATABASE).is_file():
-        return _dev_group(data / _DATABASE, is_delay=is_delay) or (store.name if is_delay else _DEV_GROUP)
+        return _dev_group(data / _DATABASE, is_delay=is_delay) or (
+            store.name if is_delay else _DEV_GROUP
+        )
     return _named(data if store.name == _STORE else store)
 
 
@@ -128,7 +138,9 @@ def _replica_group(path: Path) -> str:
     try:
         return str(parse_json(parse_json(path.read_bytes())["content"])["group"])
     except (OSError, ValueError, KeyError, TypeError) as cause:
-        raise InvalidArgument(f"{path} does not name the folder's broker group ({cause}): restore it from a copy") from cause
+        raise InvalidArgument(
+            f"{path} does not name the folder's broker group ({cause}): restore it from a copy"
+        ) from cause
 
 
 def _dev_group(path: Path, *, is_delay: bool) -> str:
@@ -136,7 +148,9 @@ def _dev_group(path: Path, *, is_delay: bool) -> str:
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         try:
-            rows = connection.execute("SELECT DISTINCT key FROM kv WHERE key LIKE ?", (f"{_GROUPS}%",)).fetchall()
+            rows = connection.execute(
+                "SELECT DISTINCT key FROM kv WHERE key LIKE ?", (f"{_GROUPS}%",)
+            ).fetchall()
         finally:
             connection.close()
     except sqlite3.Error:
@@ -153,7 +167,9 @@ def _named(folder: Path) -> str:
     try:
         return check_name("broker group", name)
     except QmqError as cause:
-        raise InvalidArgument(f"{folder}: a folder of copied segments has their broker group's name ({cause.message})") from cause
+        raise InvalidArgument(
+            f"{folder}: a folder of copied segments has their broker group's name ({cause.message})"
+        ) from cause
 
 
 ALL: Final = "all"
@@ -205,7 +221,9 @@ def load_checkpoint(folder: LogFolder) -> Checkpoint | None:
 
 def bound_of_checkpoint(found: Checkpoint | None) -> Bound | None:
     """The committed positions in a checkpoint."""
-    return None if found is None else Bound(found.index, found.message_position, found.action_position)
+    return (
+        None if found is None else Bound(found.index, found.message_position, found.action_position)
+    )
 
 
 def read_bound(folder: LogFolder, of_checkpoint: Bound | None, committed: str = "") -> Bound:
@@ -213,14 +231,20 @@ def read_bound(folder: LogFolder, of_checkpoint: Bound | None, committed: str = 
     if not folder.messages.is_dir():
         raise NotConnected(f"{folder.messages} does not exist: is its disk mounted?")
     mark = commit_mark.read(folder.path, lambda: time.sleep(_PAUSE_S))
-    known = [Bound(mark.index, mark.message_position, mark.action_position)] if mark is not None else []
+    known = (
+        [Bound(mark.index, mark.message_position, mark.action_position)] if mark is not None else []
+    )
     if of_checkpoint is not None:
         known.append(of_checkpoint)
     if known:
         return max(known, key=lambda each: each.index)
     if committed == ALL:
         return EVERYTHING
-    if not any(each.stat().st_size for log in (folder.messages, folder.actions) for each in log.glob("*.log")):
+    if not any(
+        each.stat().st_size
+        for log in (folder.messages, folder.actions)
+        for each in log.glob("*.log")
+    ):
         return Bound(0, 0, 0)
     raise InvalidArgument(
         f"{folder.path} has neither {commit_mark.FILE} nor a checkpoint, so its committed position is unknown. A running broker writes "

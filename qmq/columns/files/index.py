@@ -27,7 +27,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from qmq.columns.files.folders import Bound, LogFolder, bound_of_checkpoint, load_checkpoint, newest_checkpoint, read_bound
+from qmq.columns.files.folders import (
+    Bound,
+    LogFolder,
+    bound_of_checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    read_bound,
+)
 from qmq.columns.files.segments import Mapped, SegmentFiles
 from qmq.errors import CorruptBatch, LogDamaged
 from qmq.log import command_messages
@@ -43,7 +50,16 @@ from qmq.wire.batch_columns import REGION, REGION_BYTES, RegionHeader
 
 Entries = NDArray[np.void]
 
-ENTRY: Final = np.dtype([("base", "<i8"), ("position", "<i8"), ("time", "<i8"), ("bloom", "<u8"), ("bytes", "<i4"), ("count", "<i4")])
+ENTRY: Final = np.dtype(
+    [
+        ("base", "<i8"),
+        ("position", "<i8"),
+        ("time", "<i8"),
+        ("bloom", "<u8"),
+        ("bytes", "<i4"),
+        ("count", "<i4"),
+    ]
+)
 _FROM: Final = {
     "base": "base_sequence",
     "position": "position",
@@ -78,7 +94,15 @@ class Persisted:
     def of(cls, folder: Path, state: QueueState, until: int) -> Persisted:
         """Made from a queue's state in a checkpoint."""
         queue = QueueId(state.snapshot[0], Partition(state.snapshot[1]))
-        return cls(folder, digest(queue), state.first_entry, state.persisted, state.tail, state.snapshot[2], until)
+        return cls(
+            folder,
+            digest(queue),
+            state.first_entry,
+            state.persisted,
+            state.tail,
+            state.snapshot[2],
+            until,
+        )
 
     def load(self, start: int) -> tuple[Entries, int]:
         """The whole consume log, and the sequence of the mark of a purge right before `start`, or -1. Raises IndexLost."""
@@ -112,8 +136,18 @@ class Persisted:
             return
         base, position = found["base"], found["position"]
         count, size = found["count"], found["bytes"]
-        holds = [count > 0, size > 0, base[:-1] + count[:-1] == base[1:], position[:-1] + size[:-1] <= position[1:]]
-        fits = base[0] >= 0 and base[-1] + count[-1] == self.end and position[0] >= 0 and position[-1] + size[-1] <= self.until
+        holds = [
+            count > 0,
+            size > 0,
+            base[:-1] + count[:-1] == base[1:],
+            position[:-1] + size[:-1] <= position[1:],
+        ]
+        fits = (
+            base[0] >= 0
+            and base[-1] + count[-1] == self.end
+            and position[0] >= 0
+            and position[-1] + size[-1] <= self.until
+        )
         if not (fits and all(bool(each.all()) for each in holds)):
             raise IndexLost(f"consume log {self.name} is inconsistent")
 
@@ -121,7 +155,16 @@ class Persisted:
 class QueueIndex:
     """One queue on one broker group. Its sequences `start` to `end` - 1 are stored and committed."""
 
-    __slots__ = ("_data", "_mark", "_persisted", "_size", "end", "last_append_ms", "sealed_at", "start")
+    __slots__ = (
+        "_data",
+        "_mark",
+        "_persisted",
+        "_size",
+        "end",
+        "last_append_ms",
+        "sealed_at",
+        "start",
+    )
 
     def __init__(
         self,
@@ -148,7 +191,9 @@ class QueueIndex:
     def add(self, base: int, position: int, time_ms: int, size: int, count: int) -> None:
         """Add the queue's next batch, found by the walk; its tags are unknown."""
         if self._size == len(self._data):
-            self._data = np.concatenate([self._data, np.empty(max(self._size, _CAPACITY_MIN), ENTRY)])
+            self._data = np.concatenate(
+                [self._data, np.empty(max(self._size, _CAPACITY_MIN), ENTRY)]
+            )
         self._data[self._size] = (base, position, time_ms, LOOK_INSIDE, size, count)
         self._size += 1
         self.end = base + count
@@ -215,7 +260,9 @@ class QueueIndex:
 
     def between(self, first: int, end: int) -> Entries:
         """The batches with a sequence in `first` to `end` - 1."""
-        return self.entries[self.find(first) : int(np.searchsorted(self.entries["base"], end, "left"))]
+        return self.entries[
+            self.find(first) : int(np.searchsorted(self.entries["base"], end, "left"))
+        ]
 
     def find_time(self, time_ms: int) -> int:
         """The first sequence stored at or after a time; the end if there is none."""
@@ -268,7 +315,9 @@ def walk(files: SegmentFiles, position: int, committed: int) -> Iterator[WalkedB
         if 0 <= committed <= base:
             return
         mapped = files.map(base, committed)
-        end = whole_end(mapped, position) if committed < 0 and base == files.bases[-1] else mapped.end
+        end = (
+            whole_end(mapped, position) if committed < 0 and base == files.bases[-1] else mapped.end
+        )
         while position < end:
             found = entry_at(mapped, position)
             yield found
@@ -285,7 +334,13 @@ def entry_at(mapped: Mapped, position: int) -> WalkedBatch:
         header = RegionHeader._make(REGION.unpack_from(region)[:10])
     except error:
         raise mapped.damaged(position, "the region is incomplete") from None
-    return WalkedBatch(position, envelope, bytes(region[REGION_BYTES : REGION_BYTES + header.subject_bytes]), header, mapped)
+    return WalkedBatch(
+        position,
+        envelope,
+        bytes(region[REGION_BYTES : REGION_BYTES + header.subject_bytes]),
+        header,
+        mapped,
+    )
 
 
 def whole_end(mapped: Mapped, position: int = -1) -> int:
@@ -306,9 +361,13 @@ def pasts(found: WalkedBatch) -> list[WalkedPast]:
     region = bytes(found.mapped.region(found.position, found.envelope))
     try:
         states = msgspec.msgpack.decode(unwrap(region), strict=False)
-        return [WalkedPast(each[0], each[1], each[2], each[4], sealed_at_of(each)) for each in states]
+        return [
+            WalkedPast(each[0], each[1], each[2], each[4], sealed_at_of(each)) for each in states
+        ]
     except (CorruptBatch, *UNREADABLE, LookupError, TypeError) as cause:
-        raise found.mapped.damaged(found.position, f"its snapshot cannot be read: {cause}") from cause
+        raise found.mapped.damaged(
+            found.position, f"its snapshot cannot be read: {cause}"
+        ) from cause
 
 
 _TRIES: Final = 3
@@ -360,7 +419,9 @@ class FolderIndex:
             except FileNotFoundError as cause:
                 self._position = -1
                 if not left:
-                    raise LogDamaged(f"{cause.filename} is missing: restore it from a copy") from cause
+                    raise LogDamaged(
+                        f"{cause.filename} is missing: restore it from a copy"
+                    ) from cause
 
     def require(self, key: Key) -> QueueIndex | None:
         """The queue, with its consume log loaded; None if the folder does not have the queue. Raises what `refresh` raises."""
@@ -376,7 +437,9 @@ class FolderIndex:
                 self._walks_all = newest_checkpoint(self.folder) == self._checkpoint_name
                 self._position = -1
                 self.refresh()
-        raise LogDamaged(f"{self.folder.path}: retention deletes the consume logs faster than they can be read: try again")
+        raise LogDamaged(
+            f"{self.folder.path}: retention deletes the consume logs faster than they can be read: try again"
+        )
 
     # --- loading -------------------------------------------------------------------------------------------------------
 
@@ -440,7 +503,9 @@ class FolderIndex:
         if 0 <= self.bound.messages <= self._position:
             return
         if not self.files.bases and self.bound.messages > 0:
-            raise LogDamaged(f"{self.folder.messages} has no segments, but the log is committed up to {self.bound.messages}: restore them")
+            raise LogDamaged(
+                f"{self.folder.messages} has no segments, but the log is committed up to {self.bound.messages}: restore them"
+            )
         for found in walk(self.files, self._position, self.bound.messages):
             self._take(found)
             self._position, self._last = found.end, (found.position, found.envelope)
@@ -450,23 +515,42 @@ class FolderIndex:
         if header is not None:
             base = envelope.base_sequence
             queue = self.queues.get((found.subject, header.partition))
-            if queue is None or queue.end != base:  # Unusual, but possible; or the region names another queue by mistake.
+            if (
+                queue is None or queue.end != base
+            ):  # Unusual, but possible; or the region names another queue by mistake.
                 found.mapped.region(found.position, envelope)
             if queue is None:
                 queue = self.queues[found.subject, header.partition] = QueueIndex(base, base)
             if envelope.kind == Kind.COMMAND:
-                said = command_messages.read(bytes(found.mapped.region(found.position, envelope)), base)
+                said = command_messages.read(
+                    bytes(found.mapped.region(found.position, envelope)), base
+                )
                 if isinstance(said, QueueErasure):
                     sealed_at = queue.sealed_at if said is QueueErasure.PURGE else None
-                    erased = QueueIndex(base, base + 1, last_append_ms=envelope.append_time_ms, sealed_at=sealed_at, mark=base)
+                    erased = QueueIndex(
+                        base,
+                        base + 1,
+                        last_append_ms=envelope.append_time_ms,
+                        sealed_at=sealed_at,
+                        mark=base,
+                    )
                     self.queues[found.subject, header.partition] = erased
                 else:
                     queue.seal(base, envelope.append_time_ms)
             else:
-                queue.add(base, found.position, envelope.append_time_ms, envelope.total_bytes, header.count)
+                queue.add(
+                    base,
+                    found.position,
+                    envelope.append_time_ms,
+                    envelope.total_bytes,
+                    header.count,
+                )
         elif envelope.kind == Kind.SNAPSHOT and found.position == self._snapshot_at:
             self._snapshot_at = found.end
             for past in pasts(found):
                 self.queues[past.subject.encode(), past.partition] = QueueIndex(
-                    past.next_sequence, past.next_sequence, last_append_ms=past.last_append_ms, sealed_at=past.sealed_at
+                    past.next_sequence,
+                    past.next_sequence,
+                    last_append_ms=past.last_append_ms,
+                    sealed_at=past.sealed_at,
                 )

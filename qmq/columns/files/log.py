@@ -18,12 +18,28 @@ from pathlib import Path
 
 import numpy as np
 
-from qmq.columns.files.folders import Bound, LogFolder, bound_of_checkpoint, check_committed, find_folders, load_checkpoint, read_bound
+from qmq.columns.files.folders import (
+    Bound,
+    LogFolder,
+    bound_of_checkpoint,
+    check_committed,
+    find_folders,
+    load_checkpoint,
+    read_bound,
+)
 from qmq.columns.files.index import FolderIndex, QueueIndex, whole_end
 from qmq.columns.files.reading import FilePieceReader, place_of
 from qmq.columns.files.routes import empty_queues, read_routes
 from qmq.columns.files.segments import Mapped, SegmentFiles
-from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
+from qmq.columns.model import (
+    QueueKey,
+    QueuePiece,
+    ReadSelection,
+    Routes,
+    SourceBatch,
+    SourceQueue,
+    Topology,
+)
 from qmq.errors import InvalidArgument, LogDamaged, MessagesExpired, NotConnected, UnknownSubject
 from qmq.wire.batch import Envelope, Kind
 
@@ -41,7 +57,9 @@ class FileLog:
 
     def subjects(self) -> list[str]:
         self._refresh()
-        return sorted({subject.decode() for index in self._chosen.values() for subject, _ in index.queues})
+        return sorted(
+            {subject.decode() for index in self._chosen.values() for subject, _ in index.queues}
+        )
 
     def topology(self, subjects: list[str]) -> Topology:
         self._refresh()
@@ -55,7 +73,9 @@ class FileLog:
             queues |= found
         return self.routed(queues, self._known_routes(subjects))
 
-    def routed(self, queues: Mapping[QueueKey, SourceQueue], routes: Mapping[str, Routes]) -> Topology:
+    def routed(
+        self, queues: Mapping[QueueKey, SourceQueue], routes: Mapping[str, Routes]
+    ) -> Topology:
         """The topology with partitions of these routes that have no message in the folders yet: other partitions may succeed them."""
         return Topology({**empty_queues(routes, self._chosen), **queues}, routes)
 
@@ -75,9 +95,14 @@ class FileLog:
         cuts = _cuts(entries["bytes"].cumsum(dtype=np.int64), max(bytes_max, 1))
         marks = [first, *[int(entries["base"][each]) for each in cuts[1:-1]], end]
         places = [place_of(index.files, found.start, entries[a:b]) for a, b in pairwise(cuts)]
-        return [QueuePiece(queue, a, b, place) for (a, b), place in zip(pairwise(marks), places, strict=True)]
+        return [
+            QueuePiece(queue, a, b, place)
+            for (a, b), place in zip(pairwise(marks), places, strict=True)
+        ]
 
-    def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
+    def read(
+        self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool
+    ) -> Iterator[SourceBatch]:
         """See `CommittedLog.read`. Regions are views of mapped memory, which stays while they do."""
         return FilePieceReader(piece, selection, skips_lost=skips_lost).batches()
 
@@ -97,7 +122,11 @@ class FileLog:
         for group, replicas in groups.items():
             now = self._chosen.get(group)
             far = [_committed_index(each) if len(replicas) > 1 else 0 for each in replicas]
-            best = now if now is not None and far[replicas.index(now)] == max(far) else replicas[far.index(max(far))]
+            best = (
+                now
+                if now is not None and far[replicas.index(now)] == max(far)
+                else replicas[far.index(max(far))]
+            )
             best.refresh()
             self._chosen[group] = best
 
@@ -123,7 +152,9 @@ class FileLog:
         ]
 
     def _names(self) -> list[str]:
-        return sorted({subject.decode() for index in self._chosen.values() for subject, _ in index.queues})[:20]
+        return sorted(
+            {subject.decode() for index in self._chosen.values() for subject, _ in index.queues}
+        )[:20]
 
     def _require(self, queue: QueueKey, end: int = 0) -> tuple[FolderIndex, QueueIndex]:
         """The queue, indexed up to `end` if it is that long. Raises UnknownSubject."""
@@ -131,14 +162,27 @@ class FileLog:
             if is_fresh:
                 self._refresh()
             index = self._chosen.get(queue.broker_group)
-            found = index.require((queue.subject.encode(), queue.partition)) if index is not None else None
+            found = (
+                index.require((queue.subject.encode(), queue.partition))
+                if index is not None
+                else None
+            )
             if index is not None and found is not None and (found.end >= end or is_fresh):
                 return index, found
-        raise UnknownSubject(f"no folder of qmq.path has the queue {queue}: it has no message, or its broker group's folder is not named")
+        raise UnknownSubject(
+            f"no folder of qmq.path has the queue {queue}: it has no message, or its broker group's folder is not named"
+        )
 
     def _described(self, key: QueueKey) -> SourceQueue:
         _, found = self._require(key)
-        return SourceQueue(key, found.start, found.end, found.stored_bytes, found.last_append_ms, found.sealed_at is not None)
+        return SourceQueue(
+            key,
+            found.start,
+            found.end,
+            found.stored_bytes,
+            found.last_append_ms,
+            found.sealed_at is not None,
+        )
 
     def _known_routes(self, subjects: list[str]) -> dict[str, Routes]:
         if not self._routes:
@@ -207,7 +251,9 @@ def bound_of(folder: LogFolder, committed: str = "") -> Bound:
     return read_bound(folder, bound_of_checkpoint(load_checkpoint(folder)), committed)
 
 
-def committed_actions(folder: LogFolder | Path | str, committed: str = "") -> Iterator[tuple[Envelope, bytes]]:
+def committed_actions(
+    folder: LogFolder | Path | str, committed: str = ""
+) -> Iterator[tuple[Envelope, bytes]]:
     """Yields all committed entries of the folder's action log, oldest first: kinds ACTIONS and SNAPSHOT, with their regions (`unwrap`
     them).
 
@@ -222,10 +268,14 @@ def committed_actions(folder: LogFolder | Path | str, committed: str = "") -> It
     if not isinstance(folder, LogFolder):
         found = find_folders([str(folder)], with_delay=True)
         if len(found) != 1:
-            raise InvalidArgument(f"{folder} has {len(found)} logs: name one of {', '.join(str(each.path) for each in found)}")
+            raise InvalidArgument(
+                f"{folder} has {len(found)} logs: name one of {', '.join(str(each.path) for each in found)}"
+            )
         folder = found[0]
     if not folder.actions.is_dir():
-        raise InvalidArgument(f"{folder.path} has no action log: look for the folder action/ of a broker's store")
+        raise InvalidArgument(
+            f"{folder.path} has no action log: look for the folder action/ of a broker's store"
+        )
     bound = bound_of(folder, committed).actions
     segments = SegmentFiles.list(folder.actions)
     for base in segments.bases:
@@ -245,7 +295,9 @@ def _mapped(segments: SegmentFiles, base: int, bound: int) -> Mapped:
         raise LogDamaged(
             f"{segments.path(base)} is missing, although retention deletes only the oldest segments and never all: restore it from a copy"
         )
-    raise MessagesExpired(f"retention deleted {segments.path(base)} while the action log was read: read again")
+    raise MessagesExpired(
+        f"retention deleted {segments.path(base)} while the action log was read: read again"
+    )
 
 
 def _entries(mapped: Mapped, end: int) -> Iterator[tuple[Envelope, bytes]]:

@@ -66,7 +66,11 @@ class PieceLocation:
 
 def place_of(files: SegmentFiles, start: int, entries: Entries) -> PieceLocation:
     """The location of these batches of a queue."""
-    return PieceLocation(str(files.folder), start, tuple(_stretch(base, part) for base, part in _by_segment(files, entries)))
+    return PieceLocation(
+        str(files.folder),
+        start,
+        tuple(_stretch(base, part) for base, part in _by_segment(files, entries)),
+    )
 
 
 def _by_segment(files: SegmentFiles, entries: Entries) -> Iterator[tuple[int, Entries]]:
@@ -74,7 +78,11 @@ def _by_segment(files: SegmentFiles, entries: Entries) -> Iterator[tuple[int, En
     while done < count:
         base = files.base_of(int(entries["position"][done]))
         after = bisect_right(files.bases, base)
-        until = int(np.searchsorted(entries["position"], files.bases[after])) if after < len(files.bases) else count
+        until = (
+            int(np.searchsorted(entries["position"], files.bases[after]))
+            if after < len(files.bases)
+            else count
+        )
         yield base, entries[done:until]
         done = until
 
@@ -85,7 +93,9 @@ def _stretch(base: int, entries: Entries) -> FileStretch:
     is_full = int(entries["bytes"].sum(dtype=np.int64)) >= _FILL_MIN * (end - begin)
     if len(entries) > _POSITIONS_MAX and is_full:
         return FileStretch(base, begin, end, len(entries))
-    return FileStretch(base, begin, end, len(entries), entries["position"].tobytes(), entries["bloom"].tobytes())
+    return FileStretch(
+        base, begin, end, len(entries), entries["position"].tobytes(), entries["bloom"].tobytes()
+    )
 
 
 _KEY = int(Column.KEY)
@@ -121,7 +131,9 @@ class FilePieceReader:
             return map_part(path, stretch.base, stretch.end)
         except FileNotFoundError:
             if not folder.is_dir():
-                raise NotConnected(f"{folder} does not exist here: driver and executors must see qmq.path under the same names") from None
+                raise NotConnected(
+                    f"{folder} does not exist here: driver and executors must see qmq.path under the same names"
+                ) from None
             left = SegmentFiles.list(folder).bases
         if not left or left[0] < stretch.base:
             raise LogDamaged(
@@ -144,11 +156,16 @@ class FilePieceReader:
         for found, header in look(mapped, stretch):
             envelope = found.envelope
             region = mapped.region(found.position, envelope)
-            is_inside = envelope.base_sequence < piece.end and envelope.base_sequence + header.count > piece.first
+            is_inside = (
+                envelope.base_sequence < piece.end
+                and envelope.base_sequence + header.count > piece.first
+            )
             if is_inside and self._may_match(region, header):
                 yield SourceBatch(envelope, region)
 
-    def _look_up(self, mapped: Mapped, stretch: FileStretch) -> Iterator[tuple[WalkedBatch, RegionHeader]]:
+    def _look_up(
+        self, mapped: Mapped, stretch: FileStretch
+    ) -> Iterator[tuple[WalkedBatch, RegionHeader]]:
         """Read the batches at known positions that may have the wanted tags. Raises LogDamaged."""
         for position in stretch.wanted(self._any, self._all).tolist():
             found = entry_at(mapped, position)
@@ -158,7 +175,9 @@ class FilePieceReader:
                 raise self._other(mapped, position)
             yield found, header
 
-    def _look_through(self, mapped: Mapped, stretch: FileStretch) -> Iterator[tuple[WalkedBatch, RegionHeader]]:
+    def _look_through(
+        self, mapped: Mapped, stretch: FileStretch
+    ) -> Iterator[tuple[WalkedBatch, RegionHeader]]:
         """Read all batches of a stretch and keep the queue's. Raises LogDamaged if their number differs from the plan's."""
         position, count = stretch.begin, 0
         while position < stretch.end:
@@ -174,7 +193,11 @@ class FilePieceReader:
     def _header(self, found: WalkedBatch) -> RegionHeader | None:
         """The header of a batch of the queue."""
         header, queue = found.header, self._piece.queue
-        is_ours = header is not None and found.subject == self._subject and header.partition == queue.partition
+        is_ours = (
+            header is not None
+            and found.subject == self._subject
+            and header.partition == queue.partition
+        )
         return header if is_ours and found.envelope.kind == Kind.DATA else None
 
     def _other(self, mapped: Mapped, position: int) -> LogDamaged:
@@ -195,4 +218,6 @@ class FilePieceReader:
         if not (self._piece.lps or self._any or self._all):
             return True
         layout = Layout.walk(region, header)
-        return has_lps(region, header, layout, self._piece.lps) and has_tags(region, header, layout, self._any, self._all)
+        return has_lps(region, header, layout, self._piece.lps) and has_tags(
+            region, header, layout, self._any, self._all
+        )

@@ -22,9 +22,13 @@ def read_routes(path: str) -> dict[str, Routes]:
     try:
         return parse_routes(Path(path).read_bytes())
     except OSError as cause:
-        raise InvalidArgument(f"qmq.routes: {path} cannot be read ({cause.strerror}): `qmq route export` writes such a file") from cause
+        raise InvalidArgument(
+            f"qmq.routes: {path} cannot be read ({cause.strerror}): `qmq route export` writes such a file"
+        ) from cause
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
-        raise InvalidArgument(f"qmq.routes: {path} is not what `qmq route export` writes ({cause!r}): export the routes again") from cause
+        raise InvalidArgument(
+            f"qmq.routes: {path} is not what `qmq route export` writes ({cause!r}): export the routes again"
+        ) from cause
 
 
 def parse_routes(data: bytes | str) -> dict[str, Routes]:
@@ -35,7 +39,9 @@ def parse_routes(data: bytes | str) -> dict[str, Routes]:
     return {each["subject"]: _routes(each) for each in found["subjects"]}
 
 
-def empty_queues(routes: Mapping[str, Routes], groups: Container[str]) -> dict[QueueKey, SourceQueue]:
+def empty_queues(
+    routes: Mapping[str, Routes], groups: Container[str]
+) -> dict[QueueKey, SourceQueue]:
     """An empty queue for each partition on one of these broker groups."""
     found: dict[QueueKey, SourceQueue] = {}
     for subject, each in routes.items():
@@ -69,7 +75,9 @@ def subject_json(subject: str, routes: Routes) -> dict[str, Any]:
             }
             for number, part in sorted(routes.partitions.items())
         ],
-        "sealed_at": {str(number): sequence for number, sequence in sorted(routes.sealed_at.items())},
+        "sealed_at": {
+            str(number): sequence for number, sequence in sorted(routes.sealed_at.items())
+        },
     }
 
 
@@ -86,4 +94,10 @@ def _routes(found: dict[str, Any]) -> Routes:
 
 def _partition(found: dict[str, Any]) -> RoutePartition:
     lps = LpRange(int(found["first_lp"]), int(found["end_lp"]))
-    return RoutePartition(int(found["number"]), lps, str(found["broker_group"]), int(found["version"]), tuple(map(int, found["sources"])))
+    return RoutePartition(
+        int(found["number"]),
+        lps,
+        str(found["broker_group"]),
+        int(found["version"]),
+        tuple(map(int, found["sources"])),
+    )

@@ -26,7 +26,9 @@ from qmq.log.segment_index import SUFFIX as STORED
 from qmq.log.segments import SUFFIX, segment_name
 from qmq.wire.batch import ENVELOPE_BYTES, Envelope, parse_envelope
 
-_RESTORE: Final = "restore the file from a copy or from another replica (`qmq log dump` shows its valid entries)"
+_RESTORE: Final = (
+    "restore the file from a copy or from another replica (`qmq log dump` shows its valid entries)"
+)
 
 
 class Mapped:
@@ -61,14 +63,19 @@ class Mapped:
 
     def region(self, position: int, envelope: Envelope) -> memoryview:
         """The region of the entry at a position. Raises LogDamaged if it is damaged."""
-        begin, end = position - self.base + ENVELOPE_BYTES, position - self.base + envelope.total_bytes
+        begin, end = (
+            position - self.base + ENVELOPE_BYTES,
+            position - self.base + envelope.total_bytes,
+        )
         if crc32c(self._bytes[begin:end]) != envelope.region_crc:
             raise self.damaged(position, "the producer's checksum is wrong")
         return self._view[begin:end]
 
     def head(self, position: int, envelope: Envelope) -> memoryview:
         """The region without verification, for the walk, which needs only its first bytes."""
-        return self._view[position - self.base + ENVELOPE_BYTES : position - self.base + envelope.total_bytes]
+        return self._view[
+            position - self.base + ENVELOPE_BYTES : position - self.base + envelope.total_bytes
+        ]
 
     def is_blank(self, position: int) -> bool:
         """Whether only zeros follow, which a power cut may leave."""
@@ -76,7 +83,9 @@ class Mapped:
         return not self._bytes[at : at + ENVELOPE_BYTES].any() and not self._bytes[at:].any()
 
     def damaged(self, position: int, what: str) -> LogDamaged:
-        return LogDamaged(f"{self.path} is damaged at byte {position - self.base} ({what}): {_RESTORE}")
+        return LogDamaged(
+            f"{self.path} is damaged at byte {position - self.base} ({what}): {_RESTORE}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,11 @@ class SegmentFiles:
 
 
 def _bases(folder: Path, suffix: str) -> list[int]:
-    return [int(each.stem) for each in folder.glob(f"*{suffix}") if each.stem.isdigit() and len(each.stem) == 20]
+    return [
+        int(each.stem)
+        for each in folder.glob(f"*{suffix}")
+        if each.stem.isdigit() and len(each.stem) == 20
+    ]
 
 
 def map_part(path: Path, base: int, end: int) -> Mapped:

@@ -25,7 +25,14 @@ import numpy as np
 
 from qmq import limits
 from qmq.columns.servers.metaservers import token_for
-from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, Outcome, ProtocolViolation, QmqError
+from qmq.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotConnected,
+    Outcome,
+    ProtocolViolation,
+    QmqError,
+)
 from qmq.process.address import parse
 from qmq.rpc.server_name import ANY_SERVER, ServerName
 from qmq.security.tls import Credentials, Tls, ended_unheard, tls_failed
@@ -77,7 +84,10 @@ class TlsSocket:
         if waited_s >= self._timeout_s:
             raise TimeoutError("timed out")
         poll = select.poll()  # Not `select.select`, which accepts no descriptor above 1,023: a Spark worker may have many open files.
-        poll.register(self._socket, select.POLLIN if isinstance(wish, ssl.SSLWantReadError) else select.POLLOUT)
+        poll.register(
+            self._socket,
+            select.POLLIN if isinstance(wish, ssl.SSLWantReadError) else select.POLLOUT,
+        )
         return waited_s if poll.poll(_WAIT_S * 1000) else waited_s + _WAIT_S
 
     def shutdown(self, how: int) -> None:
@@ -119,7 +129,9 @@ class Head(NamedTuple):
 class BlockingConnection:
     """An open connection, made by `connect`. Used by one thread, or by one thread that sends and another that receives."""
 
-    def __init__(self, address: str, server: ServerName, found: socket.socket | TlsSocket, timeout_s: float) -> None:
+    def __init__(
+        self, address: str, server: ServerName, found: socket.socket | TlsSocket, timeout_s: float
+    ) -> None:
         self.address, self.server = address, server
         self.is_open = True
         self.answered_id = 0
@@ -133,7 +145,12 @@ class BlockingConnection:
 
     @classmethod
     def connect(
-        cls, address: str, answer_s: float = ANSWER_S, *, client: str = "spark", server: ServerName = ANY_SERVER
+        cls,
+        address: str,
+        answer_s: float = ANSWER_S,
+        *,
+        client: str = "spark",
+        server: ServerName = ANY_SERVER,
     ) -> BlockingConnection:
         """Connect to a server and say hello. Raises NotConnected, TlsFailed, WrongServer, ProtocolViolation."""
         try:
@@ -143,12 +160,16 @@ class BlockingConnection:
             # The kernel sizes the receive buffer, because it adapts it to the network path.
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, InvalidArgument) as cause:
-            raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
+            raise NotConnected(
+                f"no broker answers at {address} ({cause or 'timed out'}): is it running?"
+            ) from cause
         try:
             channel = cls(address, server, secured(found, host, address), CONNECT_S)
         except OSError as cause:
             found.close()
-            raise NotConnected(f"no broker answers at {address} ({cause or 'timed out'}): is it running?") from cause
+            raise NotConnected(
+                f"no broker answers at {address} ({cause or 'timed out'}): is it running?"
+            ) from cause
         except BaseException:
             found.close()
             raise
@@ -161,14 +182,21 @@ class BlockingConnection:
         return channel
 
     def _greet(self, client: str) -> None:
-        self.send(FrameKind.HELLO, wire.Hello(wire.PROTOCOL_VERSION, client, token_for(self.address), self.server.pack()).pack())
+        self.send(
+            FrameKind.HELLO,
+            wire.Hello(
+                wire.PROTOCOL_VERSION, client, token_for(self.address), self.server.pack()
+            ).pack(),
+        )
         answer = self._first_answer()
         if answer.kind != FrameKind.WELCOME:
             raise ProtocolViolation(
                 f"a frame of kind {answer.kind} is not an answer to HELLO: is {self.address} the data port of a broker?"
             )
         welcome = wire.Welcome.unpack(answer.payload)
-        ServerName(replica=welcome.broker).require(self.server)  # release 0.2.0 does not check whom a HELLO means
+        ServerName(replica=welcome.broker).require(
+            self.server
+        )  # release 0.2.0 does not check whom a HELLO means
         self.inflight_bytes_max = welcome.inflight_bytes_max
 
     def _first_answer(self) -> Frame:
@@ -238,7 +266,9 @@ class BlockingConnection:
         failure = wire.unpack_error(payload)
         if request_id == 0:
             self.close()
-            raise NotConnected(f"{self.address} closed the connection: {failure.message}", outcome=Outcome.UNKNOWN) from failure
+            raise NotConnected(
+                f"{self.address} closed the connection: {failure.message}", outcome=Outcome.UNKNOWN
+            ) from failure
         raise failure
 
     def _fill(self, view: memoryview) -> None:
@@ -258,22 +288,30 @@ class BlockingConnection:
         answer = self.receive()
         if answer.request_id != number:
             self.close()
-            raise ProtocolViolation(f"{self.address} answered request {answer.request_id} instead of {number}")
+            raise ProtocolViolation(
+                f"{self.address} answered request {answer.request_id} instead of {number}"
+            )
         return answer.payload
 
     # --- the end -------------------------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
         if not self.is_open:
-            raise NotConnected(f"the connection to {self.address} is closed", outcome=Outcome.UNKNOWN)
+            raise NotConnected(
+                f"the connection to {self.address} is closed", outcome=Outcome.UNKNOWN
+            )
 
     def _fail(self, cause: OSError) -> None:
         self.close()
         failure: QmqError
         if isinstance(cause, TimeoutError):
-            failure = DeadlineExceeded(f"no answer from {self.address} in time", outcome=Outcome.UNKNOWN)
+            failure = DeadlineExceeded(
+                f"no answer from {self.address} in time", outcome=Outcome.UNKNOWN
+            )
         else:
-            failure = NotConnected(f"the connection to {self.address} ended: {cause}", outcome=Outcome.UNKNOWN)
+            failure = NotConnected(
+                f"the connection to {self.address} ended: {cause}", outcome=Outcome.UNKNOWN
+            )
         raise failure from cause
 
     def close(self) -> None:
@@ -286,7 +324,12 @@ class BlockingConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 

@@ -21,11 +21,27 @@ from math import ceil
 from typing import Final
 
 from qmq import limits
-from qmq.columns.model import QueueKey, QueuePiece, ReadSelection, Routes, SourceBatch, SourceQueue, Topology
+from qmq.columns.model import (
+    QueueKey,
+    QueuePiece,
+    ReadSelection,
+    Routes,
+    SourceBatch,
+    SourceQueue,
+    Topology,
+)
 from qmq.columns.servers.connection import ANSWER_S, BlockingConnection
 from qmq.columns.servers.metaservers import RETRY_MS, Metadata, patiently
 from qmq.columns.servers.reading import MasterConnections, ServerPieceReader, numbers_of
-from qmq.errors import CorruptBatch, InvalidArgument, LogDamaged, MessagesExpired, NotConnected, QmqError, UnknownSubject
+from qmq.errors import (
+    CorruptBatch,
+    InvalidArgument,
+    LogDamaged,
+    MessagesExpired,
+    NotConnected,
+    QmqError,
+    UnknownSubject,
+)
 from qmq.proto.v1 import control_pb2 as pb
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import ENVELOPE_BYTES, Envelope, Kind, parse_envelope
@@ -60,7 +76,9 @@ class ServerLog:
                 queues.update(found)
             else:
                 hosts = self._masters.locate(subject).hosts
-                queues.update(_queues(self._numbers([QueueKey(subject, 0, host) for host in hosts])))
+                queues.update(
+                    _queues(self._numbers([QueueKey(subject, 0, host) for host in hosts]))
+                )
         self._queues.update(queues)
         return Topology(queues, routes)
 
@@ -79,7 +97,11 @@ class ServerLog:
         with suppress(QmqError):
             names = self.subjects()
         near = difflib.get_close_matches(subject, names, 3)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"subjects: {', '.join(names[:20]) or 'none'}"
+        hint = (
+            f"did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else f"subjects: {', '.join(names[:20]) or 'none'}"
+        )
         return UnknownSubject(f"there is no subject {subject!r}: {hint}")
 
     def _ordered(self, subject: str) -> tuple[Routes, dict[QueueKey, SourceQueue]]:
@@ -88,7 +110,11 @@ class ServerLog:
         routes = self._known[subject] = self.metadata.routes(subject)
         found |= self._numbers(set(_keys(subject, routes)) - set(found))
         sealed = dict(routes.sealed_at)
-        sealed |= {key.partition: numbers.end_sequence for key, numbers in found.items() if numbers.is_sealed}
+        sealed |= {
+            key.partition: numbers.end_sequence
+            for key, numbers in found.items()
+            if numbers.is_sealed
+        }
         return replace(routes, sealed_at=sealed), _queues(found, sealed)
 
     # --- numbers -------------------------------------------------------------------------------------------------------
@@ -100,7 +126,11 @@ class ServerLog:
             by_group.setdefault(key.broker_group, []).append(key)
         found: dict[QueueKey, wire.Fetched] = {}
         for group, several in by_group.items():
-            answers = self._masters.ask(several[0].subject, group, lambda channel, asked=several: _ask_numbers(channel, asked))  # type: ignore[misc]
+            answers = self._masters.ask(
+                several[0].subject,
+                group,
+                lambda channel, asked=several: _ask_numbers(channel, asked),
+            )  # type: ignore[misc]
             found.update(zip(several, answers, strict=True))
         return found
 
@@ -125,7 +155,9 @@ class ServerLog:
         marks = [first + (end - first) * each // count for each in range(count + 1)]
         return [QueuePiece(queue, marks[each], marks[each + 1]) for each in range(count)]
 
-    def read(self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> Iterator[SourceBatch]:
+    def read(
+        self, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool
+    ) -> Iterator[SourceBatch]:
         """Yields the piece's batches in ascending order. Raises MessagesExpired, NotConnected, LogDamaged."""
         return ServerPieceReader(self._masters, piece, selection, skips_lost=skips_lost).read()
 
@@ -135,17 +167,28 @@ class ServerLog:
 
 
 def _keys(subject: str, routes: Routes) -> list[QueueKey]:
-    return [QueueKey(subject, each.number, each.broker_group) for each in routes.partitions.values()]
+    return [
+        QueueKey(subject, each.number, each.broker_group) for each in routes.partitions.values()
+    ]
 
 
-def _queues(found: Mapping[QueueKey, wire.Fetched], sealed: Mapping[int, int] | None = None) -> dict[QueueKey, SourceQueue]:
+def _queues(
+    found: Mapping[QueueKey, wire.Fetched], sealed: Mapping[int, int] | None = None
+) -> dict[QueueKey, SourceQueue]:
     """The queues for the topology. A sealed queue ends at its command message, even if an earlier answer named another end."""
     queues: dict[QueueKey, SourceQueue] = {}
     for key, numbers in found.items():
         end, is_sealed = numbers.end_sequence, numbers.is_sealed
         if sealed is not None and key.partition in sealed:
             end, is_sealed = sealed[key.partition], True
-        queues[key] = SourceQueue(key, min(numbers.start_sequence, end), end, numbers.stored_bytes, numbers.last_append_ms, is_sealed)
+        queues[key] = SourceQueue(
+            key,
+            min(numbers.start_sequence, end),
+            end,
+            numbers.stored_bytes,
+            numbers.last_append_ms,
+            is_sealed,
+        )
     return queues
 
 
@@ -184,7 +227,9 @@ def action_groups(address: ServerAddress) -> list[str]:
         metadata.close()
 
 
-def committed_actions(address: ServerAddress, broker_group: str) -> Iterator[tuple[Envelope, bytes]]:
+def committed_actions(
+    address: ServerAddress, broker_group: str
+) -> Iterator[tuple[Envelope, bytes]]:
     """Yields all committed entries of the group's action log, oldest first: kinds ACTIONS and SNAPSHOT, with their regions (`unwrap` them).
 
     It ends at the log's end at the time of the last read.
@@ -201,7 +246,9 @@ def committed_actions(address: ServerAddress, broker_group: str) -> Iterator[tup
         while True:
             answer = _read(metadata, broker_group, position)
             if position and answer.position != position:
-                raise MessagesExpired(f"retention deleted the action log of {broker_group} at {position} while it was read: read again")
+                raise MessagesExpired(
+                    f"retention deleted the action log of {broker_group} at {position} while it was read: read again"
+                )
             if not answer.entries:
                 return
             yield from _entries(answer.entries, broker_group)
@@ -211,7 +258,9 @@ def committed_actions(address: ServerAddress, broker_group: str) -> Iterator[tup
 
 
 def _read(metadata: Metadata, group: str, position: int) -> pb.ReadLogResponse:
-    request = pb.ReadLogRequest(log=_ACTIONS_LOG, position=position, bytes_max=READ_BYTES, only_committed=True)
+    request = pb.ReadLogRequest(
+        log=_ACTIONS_LOG, position=position, bytes_max=READ_BYTES, only_committed=True
+    )
 
     def once() -> pb.ReadLogResponse:
         found: pb.ReadLogResponse = metadata.control(*_master(metadata, group), "ReadLog", request)
@@ -224,7 +273,9 @@ def _master(metadata: Metadata, name: str) -> tuple[str, str, str]:
     """The control address of the group's master, the group and the master. Raises NotConnected, InvalidArgument."""
     groups = {group.broker_group: group for group in metadata.cluster()}
     if name not in groups:
-        raise InvalidArgument(f"there is no broker group {name!r}: there are {', '.join(sorted(groups)) or 'none'}")
+        raise InvalidArgument(
+            f"there is no broker group {name!r}: there are {', '.join(sorted(groups)) or 'none'}"
+        )
     for replica in groups[name].replicas:
         if replica.replica == groups[name].master:
             return replica.control_address, name, replica.replica
@@ -239,7 +290,9 @@ def _entries(data: bytes, group: str) -> Iterator[tuple[Envelope, bytes]]:
             region = data[at + ENVELOPE_BYTES : at + envelope.total_bytes]
             check_region(region, envelope.region_crc)
         except CorruptBatch as cause:
-            raise LogDamaged(f"an entry of the action log of {group} arrived damaged: {cause.message}") from cause
+            raise LogDamaged(
+                f"an entry of the action log of {group} arrived damaged: {cause.message}"
+            ) from cause
         if envelope.kind in (Kind.ACTIONS, Kind.SNAPSHOT):
             yield envelope, region
         at += envelope.total_bytes

@@ -24,7 +24,14 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from qmq.client.metadata.cache import Placement, placement_of
 from qmq.columns.model import RoutePartition, Routes
-from qmq.errors import CallerError, CoordinationError, InvalidArgument, NotConnected, QmqError, Unavailable
+from qmq.errors import (
+    CallerError,
+    CoordinationError,
+    InvalidArgument,
+    NotConnected,
+    QmqError,
+    Unavailable,
+)
 from qmq.model import Order
 from qmq.process.address import parse, require_private
 from qmq.proto.v1 import control_pb2_grpc, meta_pb2_grpc
@@ -37,23 +44,39 @@ from qmq.security.tokens import token_source
 _PUBLISHED = ("published", "done")
 
 
-def routes_of(first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value) -> Routes:
+def routes_of(
+    first: pb.OrderedRoute, changes: Sequence[pb.RouteChangeInfo], order: str = Order.STRICT.value
+) -> Routes:
     """The routes made from the first route and the later changes. An unpublished change can only have closed partitions."""
     partitions = {each.number: _partition(each, 1, ()) for each in first.partitions}
     version = 1
     sealed_at: dict[int, int] = {}
     for change in sorted(changes, key=lambda each: each.to_version):
-        sealed_at.update({number: sequence for number, sequence in change.sealed.items() if sequence >= 0})
+        sealed_at.update(
+            {number: sequence for number, sequence in change.sealed.items() if sequence >= 0}
+        )
         if change.phase in _PUBLISHED:
             version = change.to_version
             for target in change.targets:
-                sources = tuple([source for source in sorted(change.sources) if _overlap(partitions[source], target)])
+                sources = tuple(
+                    [
+                        source
+                        for source in sorted(change.sources)
+                        if _overlap(partitions[source], target)
+                    ]
+                )
                 partitions[target.number] = _partition(target, version, sources)
-    return Routes(first.logical_partitions, version, partitions, sealed_at, order == Order.STRICT.value)
+    return Routes(
+        first.logical_partitions, version, partitions, sealed_at, order == Order.STRICT.value
+    )
 
 
-def _partition(found: pb.OrderedPartition, version: int, sources: tuple[int, ...]) -> RoutePartition:
-    return RoutePartition(found.number, LpRange(found.lps.first, found.lps.end), found.broker_group, version, sources)
+def _partition(
+    found: pb.OrderedPartition, version: int, sources: tuple[int, ...]
+) -> RoutePartition:
+    return RoutePartition(
+        found.number, LpRange(found.lps.first, found.lps.end), found.broker_group, version, sources
+    )
 
 
 def _overlap(source: RoutePartition, target: pb.OrderedPartition) -> bool:
@@ -146,27 +169,43 @@ class Metadata:
 
     # --- where things are ----------------------------------------------------------------------------------------------
 
-    def locate(self, subject: str, *, delayed: bool = False, retry_ms: int | None = None) -> Located:
+    def locate(
+        self, subject: str, *, delayed: bool = False, retry_ms: int | None = None
+    ) -> Located:
         """The location of a subject, or of its delayed messages. Raises UnknownSubject, InvalidName, NotConnected."""
         request = pb.LocateRequest(subject=subject, delayed=delayed)
         found: pb.LocateResponse = self._ask("Locate", request, retry_ms)
         placement = placement_of(subject, found)
-        hosts = tuple(found.hosts) or tuple(dict.fromkeys([each.group for each in placement.routes] + list(found.settings.broker_groups)))
-        return Located(found.settings, placement, hosts if not delayed else tuple([each.group for each in placement.routes]))
+        hosts = tuple(found.hosts) or tuple(
+            dict.fromkeys(
+                [each.group for each in placement.routes] + list(found.settings.broker_groups)
+            )
+        )
+        return Located(
+            found.settings,
+            placement,
+            hosts if not delayed else tuple([each.group for each in placement.routes]),
+        )
 
     def list_subjects(self, prefix: str = "") -> list[pb.SubjectDescription]:
         """All subjects with their queues. Raises NotConnected, also if a broker group does not answer."""
-        found: pb.ListSubjectsResponse = self._ask("ListSubjects", pb.ListSubjectsRequest(prefix=prefix))
+        found: pb.ListSubjectsResponse = self._ask(
+            "ListSubjects", pb.ListSubjectsRequest(prefix=prefix)
+        )
         return list(found.subjects)
 
     def describe_route(self, subject: str, version: int = 0) -> pb.DescribeRouteResponse:
         """A version of a subject's route; 0: the latest. Raises UnknownSubject, OrderMismatch, NotConnected."""
-        found: pb.DescribeRouteResponse = self._ask("DescribeRoute", pb.DescribeRouteRequest(subject=subject, version=version))
+        found: pb.DescribeRouteResponse = self._ask(
+            "DescribeRoute", pb.DescribeRouteRequest(subject=subject, version=version)
+        )
         return found
 
     def route_history(self, subject: str) -> list[pb.RouteChangeInfo]:
         """The changes of a subject's route, oldest first. Raises UnknownSubject, OrderMismatch, NotConnected."""
-        found: pb.RouteHistoryResponse = self._ask("RouteHistory", pb.RouteHistoryRequest(subject=subject))
+        found: pb.RouteHistoryResponse = self._ask(
+            "RouteHistory", pb.RouteHistoryRequest(subject=subject)
+        )
         return list(found.changes)
 
     def routes(self, subject: str) -> Routes:
@@ -178,7 +217,9 @@ class Metadata:
 
     def cluster(self) -> list[pb.GroupDescription]:
         """The broker groups with their replicas. Raises NotConnected."""
-        found: pb.DescribeClusterResponse = self._ask("DescribeCluster", pb.DescribeClusterRequest())
+        found: pb.DescribeClusterResponse = self._ask(
+            "DescribeCluster", pb.DescribeClusterRequest()
+        )
         return list(found.groups)
 
     # --- asking --------------------------------------------------------------------------------------------------------
@@ -187,7 +228,14 @@ class Metadata:
         def once() -> Any:
             address = self._address
             try:
-                found = call(self._channel(address), meta_pb2_grpc.MetaStub, method, request, address, ServerName(self._cluster))
+                found = call(
+                    self._channel(address),
+                    meta_pb2_grpc.MetaStub,
+                    method,
+                    request,
+                    address,
+                    ServerName(self._cluster),
+                )
                 self._cluster = self._cluster or getattr(found, "cluster", "")
                 return found
             except CallerError:
@@ -196,7 +244,9 @@ class Metadata:
                 self._address = next(self._turns)
                 if isinstance(failure, Unavailable):
                     raise
-                raise NotConnected(f"the metaserver at {address} did not answer: {failure.message}") from failure
+                raise NotConnected(
+                    f"the metaserver at {address} did not answer: {failure.message}"
+                ) from failure
 
         return patiently(once, self.retry_ms if retry_ms is None else retry_ms)
 
@@ -209,7 +259,14 @@ class Metadata:
     def control(self, address: str, group: str, replica: str, method: str, request: Any) -> Any:
         """Call a replica's control port without retries. Raises the server's typed error, NotConnected, DeadlineExceeded."""
         server = ServerName(self._cluster, group, replica)
-        return call(self._channel(address), control_pb2_grpc.BrokerControlStub, method, request, address, server)
+        return call(
+            self._channel(address),
+            control_pb2_grpc.BrokerControlStub,
+            method,
+            request,
+            address,
+            server,
+        )
 
     def close(self) -> None:
         for channel in self._channels.values():
@@ -224,7 +281,12 @@ def open_channel(address: str) -> RenewedChannel:
 
 
 def call(
-    channel: RenewedChannel, stub: Callable[[grpc.Channel], Any], method: str, request: Any, address: str, server: ServerName = ANY_SERVER
+    channel: RenewedChannel,
+    stub: Callable[[grpc.Channel], Any],
+    method: str,
+    request: Any,
+    address: str,
+    server: ServerName = ANY_SERVER,
 ) -> Any:
     """Call a server; once more if another server had its address. Raises the server's typed error, NotConnected, DeadlineExceeded."""
     metadata = metadata_of(token_for(address), server.pack())
@@ -239,7 +301,13 @@ def call(
         raise typed_error(cause, address) from cause
 
 
-def _call_once(channel: RenewedChannel, stub: Callable[[grpc.Channel], Any], method: str, request: Any, metadata: Any) -> Any:
+def _call_once(
+    channel: RenewedChannel,
+    stub: Callable[[grpc.Channel], Any],
+    method: str,
+    request: Any,
+    metadata: Any,
+) -> Any:
     with channel.calling() as found:
         return getattr(stub(found), method)(request, timeout=CALL_S, metadata=metadata)
 
@@ -251,7 +319,9 @@ def parse_servers(servers: str) -> list[str]:
         try:
             parse(each)
         except InvalidArgument as cause:
-            raise InvalidArgument(f"{each!r} is not the address of a metaserver: write host:port, separated by commas") from cause
+            raise InvalidArgument(
+                f"{each!r} is not the address of a metaserver: write host:port, separated by commas"
+            ) from cause
     if not addresses:
         raise InvalidArgument("give at least one metaserver as host:port")
     return addresses

@@ -53,7 +53,9 @@ _R = TypeVar("_R")
 class MasterConnections:
     """The masters of the broker groups; with `delayed`, of the delay groups. Not thread-safe."""
 
-    def __init__(self, metadata: Metadata, *, delayed: bool = False, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self, metadata: Metadata, *, delayed: bool = False, answer_s: float = ANSWER_S
+    ) -> None:
         self._answer_s = answer_s
         self.retry_ms = metadata.retry_ms
         self._metadata = metadata
@@ -84,7 +86,9 @@ class MasterConnections:
 
         Raises UnknownSubject, and NotConnected after `retry_ms` (default: the metadata's).
         """
-        return patiently(lambda: self._take(subject, group), self.retry_ms if retry_ms is None else retry_ms)
+        return patiently(
+            lambda: self._take(subject, group), self.retry_ms if retry_ms is None else retry_ms
+        )
 
     def _take(self, subject: str, group: str) -> BlockingConnection:
         master = self._book.master(group)
@@ -96,14 +100,19 @@ class MasterConnections:
         idle = self._idle.get(group, [])
         while idle:
             channel = idle.pop()
-            if channel.is_open and (channel.address, channel.server) == (master.address, master.server):
+            if channel.is_open and (channel.address, channel.server) == (
+                master.address,
+                master.server,
+            ):
                 return channel
             channel.close()
         try:
             return BlockingConnection.connect(master.address, self._answer_s, server=master.server)
         except NotConnected as failure:
             self._book.doubt(group, master)
-            raise NotConnected(f"the master of broker group {group!r} does not answer: {failure.message}") from failure
+            raise NotConnected(
+                f"the master of broker group {group!r} does not answer: {failure.message}"
+            ) from failure
 
     def give(self, group: str, channel: BlockingConnection) -> None:
         """Return a connection without requests in flight."""
@@ -113,7 +122,9 @@ class MasterConnections:
         else:
             channel.close()
 
-    def lose(self, group: str, channel: BlockingConnection, failure: QmqError | None = None) -> None:
+    def lose(
+        self, group: str, channel: BlockingConnection, failure: QmqError | None = None
+    ) -> None:
         """Close a connection that failed or has requests in flight. Depending on the failure, look for the master again."""
         channel.close()
         if failure is not None and is_about_master(failure):
@@ -133,7 +144,9 @@ class MasterConnections:
         except QmqError as failure:
             self.lose(group, channel, failure)
             if isinstance(failure, UnknownSubject):
-                raise NotConnected(f"broker group {group!r} does not know subject {subject!r} (yet): {failure.message}") from failure
+                raise NotConnected(
+                    f"broker group {group!r} does not know subject {subject!r} (yet): {failure.message}"
+                ) from failure
             raise
         except BaseException:
             channel.close()
@@ -154,7 +167,9 @@ class MasterConnections:
 
 def is_about_master(failure: QmqError) -> bool:
     """Whether the failure suggests that the master has changed."""
-    return isinstance(failure, NotMaster | NotConnected) or (isinstance(failure, Unavailable) and not isinstance(failure, Overloaded))
+    return isinstance(failure, NotMaster | NotConnected) or (
+        isinstance(failure, Unavailable) and not isinstance(failure, Overloaded)
+    )
 
 
 def may_pass(failure: QmqError) -> bool:
@@ -169,7 +184,14 @@ FETCH_BYTES: Final = 2 * limits.MIB
 class ServerPieceReader:
     """Reads one piece. `skips_lost`: skip messages deleted by retention instead of raising an error."""
 
-    def __init__(self, masters: MasterConnections, piece: QueuePiece, selection: ReadSelection, *, skips_lost: bool) -> None:
+    def __init__(
+        self,
+        masters: MasterConnections,
+        piece: QueuePiece,
+        selection: ReadSelection,
+        *,
+        skips_lost: bool,
+    ) -> None:
         self._masters = masters
         self._piece = piece
         self._selection = selection
@@ -198,7 +220,9 @@ class ServerPieceReader:
                 self._masters.give(group, channel)
 
     def _given_up(self, failure: QmqError) -> NotConnected:
-        found = NotConnected(f"{self._piece.queue} cannot be read from {self._next} on: {failure.message}")
+        found = NotConnected(
+            f"{self._piece.queue} cannot be read from {self._next} on: {failure.message}"
+        )
         found.__cause__ = failure
         return found
 
@@ -210,7 +234,9 @@ class ServerPieceReader:
             head = channel.receive_head()
             if head.kind != FrameKind.FETCHED or head.request_id != number:
                 raise ProtocolViolation(f"a frame of kind {head.kind} is not an answer to FETCH")
-            fetched, start = wire.unpack_fetched(channel.receive_payload(min(wire.FETCHED_HEAD_BYTES, head.payload_bytes)))
+            fetched, start = wire.unpack_fetched(
+                channel.receive_payload(min(wire.FETCHED_HEAD_BYTES, head.payload_bytes))
+            )
             self._check(fetched, asked)
             following = fetched.next_sequence
             if following < end:
@@ -223,7 +249,9 @@ class ServerPieceReader:
                 return
 
     def _ask(self, channel: BlockingConnection, sequence: int) -> int:
-        return channel.send(FrameKind.FETCH, fetch_of(self._piece, self._selection, sequence).pack())
+        return channel.send(
+            FrameKind.FETCH, fetch_of(self._piece, self._selection, sequence).pack()
+        )
 
     def _check(self, fetched: wire.Fetched, asked: int) -> None:
         """Check the range of an answer. Raises MessagesExpired, LogDamaged."""
@@ -275,7 +303,11 @@ def batches_in(payload: memoryview, count: int, queue: QueueKey) -> Iterator[Sou
             envelope = parse_envelope(payload, at)
             begin, end = at + ENVELOPE_BYTES, at + envelope.total_bytes
             # The checksum library accepts an array, but no views of writable memory.
-            if end > len(payload) or crc32c(whole[begin:end]) != envelope.region_crc or envelope.kind != Kind.DATA:
+            if (
+                end > len(payload)
+                or crc32c(whole[begin:end]) != envelope.region_crc
+                or envelope.kind != Kind.DATA
+            ):
                 raise CorruptBatch("its checksum is wrong, or it is not a batch of messages")
         except CorruptBatch as cause:
             raise LogDamaged(f"a batch of {queue} arrived damaged: {cause.message}") from cause

@@ -17,7 +17,14 @@ from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
 
-from qmq.console.bodies import BodyView, body_view, masked_fields, masked_headers, masked_text, text_or_hex
+from qmq.console.bodies import (
+    BodyView,
+    body_view,
+    masked_fields,
+    masked_headers,
+    masked_text,
+    text_or_hex,
+)
 from qmq.console.page import ConsolePage, RefusedRequest, Show, number_of
 from qmq.console.pages.message import moment_ms
 from qmq.console.sessions import ReplayJob
@@ -63,7 +70,12 @@ class LetterFilter:
 
     def state(self) -> dict[str, str]:
         """The filter as parameters of an address."""
-        told = {"subject": self.subject, "error": self.error, "since": exact_time(self.since_ms), "id": self.id}
+        told = {
+            "subject": self.subject,
+            "error": self.error,
+            "since": exact_time(self.since_ms),
+            "id": self.id,
+        }
         return {name: value for name, value in told.items() if value}
 
 
@@ -95,7 +107,12 @@ class ReplayPlan:
 
     def state(self) -> dict[str, str]:
         """The plan as parameters of an address."""
-        told = {"rate": str(self.rate), "max": str(self.most or ""), "set": self.sets, "unset": self.unsets}
+        told = {
+            "rate": str(self.rate),
+            "max": str(self.most or ""),
+            "set": self.sets,
+            "unset": self.unsets,
+        }
         body = {} if self.body is None else {"edit": "body", "body": self.body}
         return {name: value for name, value in told.items() if value} | body
 
@@ -117,14 +134,21 @@ class ShownLetter:
     def is_editable(self) -> bool:
         """True if the page shows the whole body as text, so that a person may change it."""
         body = self.body
-        return body.form in ("json", "text", "empty") and not body.is_masked and not body.is_cut and visible(body.text) == body.text
+        return (
+            body.form in ("json", "text", "empty")
+            and not body.is_masked
+            and not body.is_cut
+            and visible(body.text) == body.text
+        )
 
 
 async def show_dead_letters(page: ConsolePage) -> Response:
     """Show all groups that have dead letters."""
     look = await page.caller.watch.latest()
     found = sorted(look.snapshot.dead_letters, key=lambda each: (-each.waiting, each.group))
-    return await page.render("dead_letters.html", look=look, queues=found, command=command("dlq", "list"))
+    return await page.render(
+        "dead_letters.html", look=look, queues=found, command=command("dlq", "list")
+    )
 
 
 def group_of(page: ConsolePage) -> str:
@@ -136,7 +160,9 @@ async def show_group_letters(page: ConsolePage) -> Response:
     """Show the letters of one group that the filter chooses; with `plan` in the address, also what a replay would send."""
     group, chosen = group_of(page), LetterFilter.of(page.request.query_params)
     if not any(each.group == group for each in await page.mq.metadata.dead_letter_queues(group)):
-        raise UnknownGroup(f"group {group!r} has no dead letters: `qmq dlq list` shows which groups have")
+        raise UnknownGroup(
+            f"group {group!r} has no dead letters: `qmq dlq list` shows which groups have"
+        )
     survey, failure = LetterSurvey(page, chosen), ""
     is_planned = "plan" in page.request.query_params
     try:
@@ -205,7 +231,11 @@ class LetterSurvey:
         shown = _shown(letter, masked) if self.count <= SHOWN_MAX else None
         if shown is not None:
             self.shown.append(shown)
-        if self._edit is not None and not self.failure and self.count <= (self.planned.most or READ_MAX):
+        if (
+            self._edit is not None
+            and not self.failure
+            and self.count <= (self.planned.most or READ_MAX)
+        ):
             try:
                 self._plan_one(letter, shown, self._edit)
             except QmqError as cause:
@@ -214,7 +244,9 @@ class LetterSurvey:
     def _plan_one(self, letter: DeadLetter, shown: ShownLetter | None, edit: LetterEdit) -> None:
         new = edit.of(letter)
         if shown is not None and len(self.examples) < EXAMPLES:
-            self.examples.append((shown, body_view(new.body, masked_fields(self._page.config.masks, new.subject))))
+            self.examples.append(
+                (shown, body_view(new.body, masked_fields(self._page.config.masks, new.subject)))
+            )
 
 
 def _check_edit(edit: LetterEdit, chosen: LetterFilter) -> None:
@@ -223,24 +255,38 @@ def _check_edit(edit: LetterEdit, chosen: LetterFilter) -> None:
 
 
 def _replay_line(group: str, chosen: LetterFilter, plan: ReplayPlan) -> str:
-    options: dict[str, Any] = {**_options(chosen), **plan.edit().options(), "limit": plan.most or None, "rate": plan.rate or None}
+    options: dict[str, Any] = {
+        **_options(chosen),
+        **plan.edit().options(),
+        "limit": plan.most or None,
+        "rate": plan.rate or None,
+    }
     return command("dlq", "replay", group, **options)
 
 
 def _options(chosen: LetterFilter) -> dict[str, str]:
-    return {name: value.removesuffix("Z") if name == "since" else value for name, value in chosen.state().items()}
+    return {
+        name: value.removesuffix("Z") if name == "since" else value
+        for name, value in chosen.state().items()
+    }
 
 
 def ages(dead_ms: Iterable[int], now_ms: int) -> list[tuple[str, int]]:
     """How many letters were given up within the last hour, the last day, the last week, and before. Pure."""
-    counts = Counter(next((name for name, ms in AGES if now_ms - each < ms), "older") for each in dead_ms)
+    counts = Counter(
+        next((name for name, ms in AGES if now_ms - each < ms), "older") for each in dead_ms
+    )
     return [(name, counts[name]) for name in (*[name for name, _ in AGES], "older") if counts[name]]
 
 
 def _shown(letter: DeadLetter, masked: frozenset[str]) -> ShownLetter:
-    headers = masked_headers({name: text_or_hex(value) for name, value in letter.headers.items()}, masked)
+    headers = masked_headers(
+        {name: text_or_hex(value) for name, value in letter.headers.items()}, masked
+    )
     told = replace(letter, error=masked_text(letter.error, masked), key=None, headers={}, body=b"")
-    return ShownLetter(told, text_or_hex(letter.key or b""), headers, body_view(letter.body, masked))
+    return ShownLetter(
+        told, text_or_hex(letter.key or b""), headers, body_view(letter.body, masked)
+    )
 
 
 async def act_on_letters(page: ConsolePage) -> Response:
@@ -259,8 +305,18 @@ async def act_on_letters(page: ConsolePage) -> Response:
     else:
         edit = plan.edit()
         _check_edit(edit, chosen)
-        job = page.caller.start_job(ReplayJob(group, verb, _replay_line(group, chosen, plan), page.now_ms))
-        job.start(letters.replay(choose, edit=edit.of, messages_max=plan.most, progress=job.tell, per_second=plan.rate))
+        job = page.caller.start_job(
+            ReplayJob(group, verb, _replay_line(group, chosen, plan), page.now_ms)
+        )
+        job.start(
+            letters.replay(
+                choose,
+                edit=edit.of,
+                messages_max=plan.most,
+                progress=job.tell,
+                per_second=plan.rate,
+            )
+        )
     state = {"group": group, **chosen.state(), **(plan.state() if verb == "replay" else {})}
     return RedirectResponse(f"/jobs/{job.id}?{urlencode(state)}", HTTPStatus.SEE_OTHER)
 
@@ -277,7 +333,11 @@ async def show_job(page: ConsolePage) -> Response:
     """Show the progress of a job. A person starts a job of an earlier console again from its address."""
     given = dict(page.request.query_params)
     group = given.pop("group", "")
-    again = f"/dead-letters/{check_name('group', group)}?{urlencode({**given, 'plan': 1})}#plan" if group else ""
+    again = (
+        f"/dead-letters/{check_name('group', group)}?{urlencode({**given, 'plan': 1})}#plan"
+        if group
+        else ""
+    )
     try:
         job = job_of(page)
     except RefusedRequest:
@@ -300,4 +360,7 @@ PAGES: Final[tuple[tuple[str, Show], ...]] = (
     ("/dead-letters/{group}", show_group_letters),
     ("/jobs/{job}", show_job),
 )
-ACTS: Final[tuple[tuple[str, Show], ...]] = (("/dead-letters/{group}", act_on_letters), ("/jobs/{job}/stop", stop_job))
+ACTS: Final[tuple[tuple[str, Show], ...]] = (
+    ("/dead-letters/{group}", act_on_letters),
+    ("/jobs/{job}/stop", stop_job),
+)

@@ -58,7 +58,10 @@ def calendar(buckets: Iterable[DelayBucket], today: date) -> tuple[list[Calendar
     first = today - timedelta(days=today.weekday())
     days = [first + timedelta(days=number) for number in range(DAYS + today.weekday())]
     late = sum(count for day, count in counts.items() if day < today)
-    return [CalendarDay(day, number // 7, number % 7, counts.get(day, 0) if day >= today else 0) for number, day in enumerate(days)], late
+    return [
+        CalendarDay(day, number // 7, number % 7, counts.get(day, 0) if day >= today else 0)
+        for number, day in enumerate(days)
+    ], late
 
 
 def next_runs(message: DelayedMessage) -> list[int]:
@@ -88,11 +91,17 @@ async def show_delays(page: ConsolePage) -> Response:
     stats = await page.mq.delayed.stats()
     today = datetime.fromtimestamp(page.wall_s(), UTC).date()
     days, late = calendar([bucket for group in stats.groups for bucket in group.buckets], today)
-    subject, start_ms, end_ms = page.text("subject"), moment_ms(page.text("start")), moment_ms(page.text("end"))
+    subject, start_ms, end_ms = (
+        page.text("subject"),
+        moment_ms(page.text("start")),
+        moment_ms(page.text("end")),
+    )
     messages: list[DelayedMessage] = []
     failure, silent = "", dict[str, str]()
     try:
-        found = page.mq.delayed.list(subject, _time(start_ms), _time(end_ms), SHOWN_MAX + 1, silent=silent)
+        found = page.mq.delayed.list(
+            subject, _time(start_ms), _time(end_ms), SHOWN_MAX + 1, silent=silent
+        )
         messages = [each async for each in found]
     except QmqError as cause:
         failure = str(cause)
@@ -106,7 +115,13 @@ async def show_delays(page: ConsolePage) -> Response:
         late=late,
         weeks=days[-1].week + 1,
         messages=[
-            (each, int(each.due.timestamp() * 1000), text_or_hex(each.key_bytes or b""), next_runs(each)) for each in messages[:SHOWN_MAX]
+            (
+                each,
+                int(each.due.timestamp() * 1000),
+                text_or_hex(each.key_bytes or b""),
+                next_runs(each),
+            )
+            for each in messages[:SHOWN_MAX]
         ],
         is_more=len(messages) > SHOWN_MAX,
         subject=subject,
@@ -120,7 +135,12 @@ async def show_delays(page: ConsolePage) -> Response:
 
 def _shown(message: DelayedMessage) -> tuple[DelayedMessage, int, str, list[int]]:
     """(message, due in ms, key, later runs)."""
-    return message, int(message.due.timestamp() * 1000), text_or_hex(message.key_bytes or b""), next_runs(message)
+    return (
+        message,
+        int(message.due.timestamp() * 1000),
+        text_or_hex(message.key_bytes or b""),
+        next_runs(message),
+    )
 
 
 def _time(time_ms: int) -> datetime | None:
@@ -136,12 +156,21 @@ async def act_on_delayed(page: ConsolePage) -> Response:
         if not to_ms:
             raise InvalidArgument("give the message's new due time: 2027-01-01T09:00Z")
         moved = await page.mq.delayed.move(delayed_id, time_of(to_ms))
-        return page.back("/delays", page.words("delays.moved", subject=moved.subject, time=exact_time(int(moved.due.timestamp() * 1000))))
+        return page.back(
+            "/delays",
+            page.words(
+                "delays.moved",
+                subject=moved.subject,
+                time=exact_time(int(moved.due.timestamp() * 1000)),
+            ),
+        )
     if verb != "cancel":
         raise InvalidArgument(f"a delayed message is cancelled or moved, not {verb!r}")
     found = await page.mq.delayed.show(delayed_id)
     if form.get("confirm", "").strip() != found.subject:
-        raise RefusedRequest(HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=found.subject))
+        raise RefusedRequest(
+            HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=found.subject)
+        )
     await page.mq.delayed.cancel(delayed_id)
     return page.back("/delays", page.words("delays.cancelled", subject=found.subject))
 

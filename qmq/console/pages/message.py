@@ -37,7 +37,13 @@ async def ask_for_message(page: ConsolePage) -> Response:
     message_id = page.text("id")
     if message_id:
         return RedirectResponse(f"/messages/{quote(message_id, safe='')}", HTTPStatus.SEE_OTHER)
-    return await page.render("message.html", message_id="", inquiry=None, failure="", command=command("why", "MESSAGE_ID"))
+    return await page.render(
+        "message.html",
+        message_id="",
+        inquiry=None,
+        failure="",
+        command=command("why", "MESSAGE_ID"),
+    )
 
 
 async def show_message(page: ConsolePage) -> Response:
@@ -56,7 +62,10 @@ async def show_message(page: ConsolePage) -> Response:
         inquiry=inquiry,
         failure=failure,
         told=why(inquiry, page.now_ms) if inquiry is not None else [],
-        events=[dict(zip(("time", "group", "what", "consumer", "attempt", "note"), row, strict=True)) for row in timeline(inquiry)]
+        events=[
+            dict(zip(("time", "group", "what", "consumer", "attempt", "note"), row, strict=True))
+            for row in timeline(inquiry)
+        ]
         if inquiry is not None
         else [],
         places=_places(page, inquiry) if inquiry is not None else [],
@@ -73,7 +82,9 @@ def _places(page: ConsolePage, inquiry: Inquiry) -> list[dict[str, Any]]:
             {
                 "place": place,
                 "key": text_or_hex(place.key),
-                "headers": masked_headers({header.name: text_or_hex(header.value) for header in place.headers}, masked),
+                "headers": masked_headers(
+                    {header.name: text_or_hex(header.value) for header in place.headers}, masked
+                ),
                 "body": body_view(place.body, masked),
             }
         )
@@ -141,7 +152,15 @@ class ReadPlace:
         return place
 
     def __str__(self) -> str:
-        return ",".join([str(self.time_ms), *(f"{part}:{sequence}:{group}" for (group, part), sequence in self.positions.items())])
+        return ",".join(
+            [
+                str(self.time_ms),
+                *(
+                    f"{part}:{sequence}:{group}"
+                    for (group, part), sequence in self.positions.items()
+                ),
+            ]
+        )
 
     def reach(self, time_ms: int) -> None:
         """Everything that was stored before this time was read."""
@@ -188,7 +207,9 @@ class MessageQuery:
         if self.header:
             name, equals, value = self.header.partition("=")
             found = message.headers.get(name)
-            if found is None or (equals and masked_headers({name: text_or_hex(found)}, masked)[name] != value):
+            if found is None or (
+                equals and masked_headers({name: text_or_hex(found)}, masked)[name] != value
+            ):
                 return False
         if not self.content:
             return True
@@ -214,12 +235,16 @@ def moment_ms(text: str) -> int:
         found = datetime.fromisoformat(text.replace("Z", "+00:00"))
         return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise InvalidArgument(f"{text!r} is not a time: write 2027-01-01T09:00, or ...+01:00 for a zone") from None
+        raise InvalidArgument(
+            f"{text!r} is not a time: write 2027-01-01T09:00, or ...+01:00 for a zone"
+        ) from None
 
 
 def shown_message(message: BrowsedMessage, masked: Collection[str]) -> ShownMessage:
     """All fields of a message that a page may show."""
-    place = f"{message.broker_group}/{message.partition}" if message.partition else message.broker_group
+    place = (
+        f"{message.broker_group}/{message.partition}" if message.partition else message.broker_group
+    )
     return ShownMessage(
         str(message.id),
         message.subject,
@@ -227,7 +252,9 @@ def shown_message(message: BrowsedMessage, masked: Collection[str]) -> ShownMess
         message.sequence,
         "" if message.key_bytes is None else text_or_hex(message.key_bytes),
         message.tags,
-        masked_headers({name: text_or_hex(value) for name, value in message.headers.items()}, masked),
+        masked_headers(
+            {name: text_or_hex(value) for name, value in message.headers.items()}, masked
+        ),
         message.create_time_ms,
         message.append_time_ms,
         body_view(message.body, masked),
@@ -241,32 +268,47 @@ async def newest(mq: Client, subject: str, count: int, masked: Collection[str]) 
         async for message in messages:
             found.messages.append(shown_message(message, masked))
     found.looked = len(found.messages)
-    found.messages = sorted(found.messages, key=lambda each: each.append_time_ms, reverse=True)[:count]
+    found.messages = sorted(found.messages, key=lambda each: each.append_time_ms, reverse=True)[
+        :count
+    ]
     return found
 
 
 async def find_messages(
-    mq: Client, subject: str, query: MessageQuery, masked: Collection[str], loop_s: Callable[[], float] | None = None
+    mq: Client,
+    subject: str,
+    query: MessageQuery,
+    masked: Collection[str],
+    loop_s: Callable[[], float] | None = None,
 ) -> FoundMessages:
     """The first SHOWN_MAX messages that match. The search takes at most LOOK_S seconds and examines at most LOOKED_MAX messages one by one.
     Batches that cannot contain the content are skipped as a whole. Raises as `Client.browse`.
     """
     clock_s = loop_s or asyncio.get_running_loop().time
     found, until_s, seen = FoundMessages(), clock_s() + LOOK_S, BrowseProgress()
-    place = ReadPlace(query.after.time_ms, dict(query.after.positions)) if query.after is not None else ReadPlace()
+    place = (
+        ReadPlace(query.after.time_ms, dict(query.after.positions))
+        if query.after is not None
+        else ReadPlace()
+    )
     place.reach(query.start_ms)
     options: dict[str, Any] = {
         "start": _time(place.time_ms),
         "positions": dict(place.positions),
         "end": _time(query.end_ms),
         "tags_any": (query.tag,) if query.tag else (),
-        "content": b"" if masked else query.content.encode(),  # what is masked is not searched in the stored body
+        "content": b""
+        if masked
+        else query.content.encode(),  # what is masked is not searched in the stored body
         "partial": True,
         "progress": seen,
     }
     read = 0
     try:
-        async with asyncio.timeout(LOOK_S), aclosing(_generator(mq.browse(subject, **options))) as messages:
+        async with (
+            asyncio.timeout(LOOK_S),
+            aclosing(_generator(mq.browse(subject, **options))) as messages,
+        ):
             async for message in messages:
                 place.reach(message.append_time_ms)
                 is_enough = len(found.messages) == SHOWN_MAX or read == LOOKED_MAX

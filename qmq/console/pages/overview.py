@@ -26,7 +26,10 @@ async def show_overview(page: ConsolePage) -> Response:
     watch = page.caller.watch
     look = await watch.latest()
     seen = watch.rates
-    busiest = sorted(look.subjects, key=lambda each: (-seen.by_subject.get(each.name, 0.0), -each.produced, each.name))[:ROWS]
+    busiest = sorted(
+        look.subjects,
+        key=lambda each: (-seen.by_subject.get(each.name, 0.0), -each.produced, each.name),
+    )[:ROWS]
     behind = [each for each in look.groups if each.lag_messages][:ROWS]
     return await page.render(
         "overview.html",
@@ -63,7 +66,9 @@ PAGES: Final[tuple[tuple[str, Show], ...]] = (("/", show_overview), ("/history.j
 async def show_cluster(page: ConsolePage) -> Response:
     """Show all broker groups and delay groups."""
     look = await page.caller.watch.latest()
-    return await page.render("cluster.html", look=look, command=command("cluster", "status"), make_command=command)
+    return await page.render(
+        "cluster.html", look=look, command=command("cluster", "status"), make_command=command
+    )
 
 
 async def act_on_group(page: ConsolePage) -> Response:
@@ -75,7 +80,12 @@ async def act_on_group(page: ConsolePage) -> Response:
     metadata = page.mq.metadata
     if verb == "transfer":
         done = await metadata.transfer(group, to)
-        return page.back("/cluster", page.words("cluster.transferred", group=group, master=done.master, refused=done.refused_ms))
+        return page.back(
+            "/cluster",
+            page.words(
+                "cluster.transferred", group=group, master=done.master, refused=done.refused_ms
+            ),
+        )
     if verb == "drain":
         await metadata.set_group_mode(group, "read-only")
         return page.back("/cluster", page.words("cluster.drained", group=group))

@@ -54,7 +54,9 @@ class RingArc:
         return f"v{self.version} · {self.partition}: {self.first} - {self.end - 1}, {self.broker_group}"
 
 
-def ring(routes: Mapping[int, Sequence[Mapping[str, Any]]], count: int, groups: Sequence[str], kinds: int) -> list[RingArc]:
+def ring(
+    routes: Mapping[int, Sequence[Mapping[str, Any]]], count: int, groups: Sequence[str], kinds: int
+) -> list[RingArc]:
     """The arcs of `routes` (partitions by version), the latest VERSIONS_MAX versions, of `count` logical partitions."""
     arcs: list[RingArc] = []
     for place, version in enumerate(sorted(routes, reverse=True)[:VERSIONS_MAX]):
@@ -63,7 +65,9 @@ def ring(routes: Mapping[int, Sequence[Mapping[str, Any]]], count: int, groups: 
             name = each["broker_group"]
             kind = groups.index(name) % kinds if name in groups else 0
             path = arc_path(each["first"] / count, each["end"] / count, outer, outer - RING_WIDTH)
-            arcs.append(RingArc(path, kind, version, each["partition"], each["first"], each["end"], name))
+            arcs.append(
+                RingArc(path, kind, version, each["partition"], each["first"], each["end"], name)
+            )
     return arcs
 
 
@@ -72,7 +76,11 @@ def arc_path(begin: float, end: float, outer: float, inner: float) -> str:
     turns.
     """
     if end - begin >= 1.0:
-        return arc_path(begin, begin + 0.5, outer, inner) + " " + arc_path(begin + 0.5, begin + 0.99999, outer, inner)
+        return (
+            arc_path(begin, begin + 0.5, outer, inner)
+            + " "
+            + arc_path(begin + 0.5, begin + 0.99999, outer, inner)
+        )
     large = 1 if end - begin > 0.5 else 0
     a, b, c, d = _point(begin, outer), _point(end, outer), _point(end, inner), _point(begin, inner)
     return f"M{a} A{outer:g} {outer:g} 0 {large} 1 {b} L{c} A{inner:g} {inner:g} 0 {large} 0 {d} Z"
@@ -99,24 +107,43 @@ class StripRange:
     title: str
 
 
-def partition_ranges(places: Sequence[Mapping[str, Any]], count: int, groups: Sequence[str]) -> list[StripRange]:
+def partition_ranges(
+    places: Sequence[Mapping[str, Any]], count: int, groups: Sequence[str]
+) -> list[StripRange]:
     """Partitions by their broker groups, of `count` logical partitions."""
     return [
-        _drawn(each, count, _kind(each["broker_group"], groups), f"{each['partition']}: {_range(each)}, {each['broker_group']}")
+        _drawn(
+            each,
+            count,
+            _kind(each["broker_group"], groups),
+            f"{each['partition']}: {_range(each)}, {each['broker_group']}",
+        )
         for each in sorted(places, key=lambda each: int(each["first"]))
     ]
 
 
-def version_ranges(frontier: Sequence[Mapping[str, Any]], count: int, latest: int) -> list[StripRange]:
+def version_ranges(
+    frontier: Sequence[Mapping[str, Any]], count: int, latest: int
+) -> list[StripRange]:
     """The ranges that a consumer group reads, of the latest version and of older ones."""
-    return [_drawn(each, count, 0 if each["version"] >= latest else 1, f"{_range(each)}: v{each['version']}") for each in frontier]
+    return [
+        _drawn(
+            each,
+            count,
+            0 if each["version"] >= latest else 1,
+            f"{_range(each)}: v{each['version']}",
+        )
+        for each in frontier
+    ]
 
 
 def lane_ranges(lanes: Sequence[Mapping[str, Any]], count: int) -> list[StripRange]:
     """Lanes by the consumers that hold them. A lane without a consumer is a gap."""
     consumers = sorted({each["consumer"] for each in lanes if each["consumer"]})
     return [
-        _drawn(each, count, _kind(each["consumer"], consumers), f"{_range(each)}: {each['consumer']}")
+        _drawn(
+            each, count, _kind(each["consumer"], consumers), f"{_range(each)}: {each['consumer']}"
+        )
         for each in sorted(lanes, key=lambda each: int(each["first"]))
         if each["consumer"]
     ]
@@ -124,7 +151,10 @@ def lane_ranges(lanes: Sequence[Mapping[str, Any]], count: int) -> list[StripRan
 
 def _drawn(each: Mapping[str, Any], count: int, kind: int, title: str) -> StripRange:
     return StripRange(
-        round(STRIP_WIDTH * each["first"] / count, 2), round(STRIP_WIDTH * (each["end"] - each["first"]) / count, 2), kind, title
+        round(STRIP_WIDTH * each["first"] / count, 2),
+        round(STRIP_WIDTH * (each["end"] - each["first"]) / count, 2),
+        kind,
+        title,
     )
 
 
@@ -160,11 +190,19 @@ class RouteRequest:
             raise InvalidArgument(f"a route is split, merged or moved, not {verb!r}")
         partitions = _numbers("partitions", given.get("partitions", ""))
         if not partitions or (len(partitions) > 1) is not (verb == "merge"):
-            raise InvalidArgument("a merge names two partitions or more, a split or a move names one")
+            raise InvalidArgument(
+                "a merge names two partitions or more, a split or a move names one"
+            )
         to = given.get("to", "").strip()
         if verb == "move" and not to:
             raise InvalidArgument("a move needs the partition's new broker group")
-        return cls(verb, partitions, _numbers("at", given.get("at", "")), number_of("parts", given.get("parts", ""), 0, 1024), to)
+        return cls(
+            verb,
+            partitions,
+            _numbers("at", given.get("at", "")),
+            number_of("parts", given.get("parts", ""), 0, 1024),
+            to,
+        )
 
     def operation(self) -> dict[str, Any]:
         """The operation for `MetadataClient.change_route`."""
@@ -175,7 +213,11 @@ class RouteRequest:
         count = len(self.at) + 1 if self.at else self.parts or 2
         groups = [self.to] * count if self.to else []
         parts = 0 if self.at else count
-        return {"split": pb.SplitOperation(partition=self.partitions[0], at=sorted(self.at), parts=parts, broker_groups=groups)}
+        return {
+            "split": pb.SplitOperation(
+                partition=self.partitions[0], at=sorted(self.at), parts=parts, broker_groups=groups
+            )
+        }
 
     def line(self, subject: str) -> str:
         """The command line that makes the same change."""
@@ -201,7 +243,9 @@ async def show_route(page: ConsolePage) -> Response:
     except QmqError as cause:
         failure = str(cause)
     history = await page.mq.metadata.route_history(subject)
-    groups = sorted({each["broker_group"] for each in [*found["partitions"], *(plan["after"] if plan else [])]})
+    groups = sorted(
+        {each["broker_group"] for each in [*found["partitions"], *(plan["after"] if plan else [])]}
+    )
     count = found["logical_partitions"]
     return await page.render(
         "route.html",
@@ -223,12 +267,18 @@ async def show_route(page: ConsolePage) -> Response:
     )
 
 
-async def _versions(page: ConsolePage, subject: str, found: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+async def _versions(
+    page: ConsolePage, subject: str, found: dict[str, Any]
+) -> dict[int, list[dict[str, Any]]]:
     """The partitions of the latest route versions."""
     latest = found["version"]
     older = range(max(1, latest - VERSIONS_MAX + 1), latest)
-    routes = await asyncio.gather(*[page.mq.metadata.describe_route(subject, version) for version in older])
-    return {each.route.version: [place_facts(part) for part in each.route.partitions] for each in routes} | {latest: found["partitions"]}
+    routes = await asyncio.gather(
+        *[page.mq.metadata.describe_route(subject, version) for version in older]
+    )
+    return {
+        each.route.version: [place_facts(part) for part in each.route.partitions] for each in routes
+    } | {latest: found["partitions"]}
 
 
 def _following(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -248,7 +298,9 @@ def _following(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def _plan(page: ConsolePage, subject: str, asked: RouteRequest) -> dict[str, Any]:
     now = await page.mq.metadata.describe_route(subject)
-    planned = await page.mq.metadata.change_route(subject, **asked.operation(), from_version=now.route.version, dry_run=True)
+    planned = await page.mq.metadata.change_route(
+        subject, **asked.operation(), from_version=now.route.version, dry_run=True
+    )
     return plan_facts(now, planned, await page.mq.metadata.route_history(subject))
 
 
@@ -260,10 +312,16 @@ async def change_route(page: ConsolePage) -> Response:
     asked = RouteRequest.of(form)
     version = number_of("version", form.get("version", ""), 0, NUMBER_MAX)
     if not asked.verb or not version:
-        raise InvalidArgument("the form names no change, or no version from which it starts: plan it first")
+        raise InvalidArgument(
+            "the form names no change, or no version from which it starts: plan it first"
+        )
     reason = f"console: {await page.caller.principal()}"
-    made = await page.mq.metadata.change_route(subject, **asked.operation(), from_version=version, reason=reason)
-    return page.back(f"/subjects/{subject}/route", page.words("route.changed", version=made.change.to_version))
+    made = await page.mq.metadata.change_route(
+        subject, **asked.operation(), from_version=version, reason=reason
+    )
+    return page.back(
+        f"/subjects/{subject}/route", page.words("route.changed", version=made.change.to_version)
+    )
 
 
 PAGES: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/route", show_route),)
@@ -293,7 +351,10 @@ async def show_lanes(page: ConsolePage) -> Response:
         subject=subject,
         route=route,
         left={each["group"]: each["left"] for each in route["groups"]},
-        strips={each["group"]: lane_ranges(each["lanes"], route["logical_partitions"]) for each in route["groups"]},
+        strips={
+            each["group"]: lane_ranges(each["lanes"], route["logical_partitions"])
+            for each in route["groups"]
+        },
         parked=await _parked(page, subject, route),
         make_command=command,
     )
@@ -303,20 +364,30 @@ async def _parked(page: ConsolePage, subject: str, route: dict[str, Any]) -> lis
     found = []
     for group in [each["group"] for each in route["groups"] if each["parked_keys"]]:
         keys = await page.mq.metadata.parked(subject, group, keys_max=PARKED_MAX)
-        found += [ShownParkedKey(group, key_text(each.key), each.partition, each.messages) for each in keys]
+        found += [
+            ShownParkedKey(group, key_text(each.key), each.partition, each.messages)
+            for each in keys
+        ]
     return found
 
 
 async def act_on_key(page: ConsolePage) -> Response:
     """Give a parked key's messages back in order, or skip them for good; a skip asks for the key."""
     form, subject = await page.form(), subject_of(page)
-    verb, group, key = form.get("verb", ""), check_name("group", form.get("group", "")), form.get("key", "")
+    verb, group, key = (
+        form.get("verb", ""),
+        check_name("group", form.get("group", "")),
+        form.get("key", ""),
+    )
     if verb not in ("replay", "skip"):
         raise InvalidArgument(f"a parked key is replayed or skipped, not {verb!r}")
     if verb == "skip" and form.get("confirm", "") != key:
         raise RefusedRequest(HTTPStatus.BAD_REQUEST, page.words("refused.confirm", name=key))
     done = await unparked(page.mq, subject, group, key, is_replay=verb == "replay", dry_run=False)
-    return page.back(f"/subjects/{subject}/lanes", page.words(f"lanes.key_{verb}", name=key, count=sum(row[2] for row in done)))
+    return page.back(
+        f"/subjects/{subject}/lanes",
+        page.words(f"lanes.key_{verb}", name=key, count=sum(row[2] for row in done)),
+    )
 
 
 LANE_PAGES: Final[tuple[tuple[str, Show], ...]] = (("/subjects/{subject}/lanes", show_lanes),)

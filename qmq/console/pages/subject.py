@@ -112,7 +112,9 @@ async def tail_events(
                 if ended is not None:
                     yield event("pace", {"shown": ended[0], "skipped": ended[1]})
                 if is_shown:
-                    yield event("message", message_fields(shown_message(message, masked)), str(place))
+                    yield event(
+                        "message", message_fields(shown_message(message, masked)), str(place)
+                    )
                 coming = asyncio.ensure_future(anext(messages))
         finally:
             coming.cancel()
@@ -133,7 +135,9 @@ async def show_subjects(page: ConsolePage) -> Response:
     """Show all subjects in pages; `q` is a part of the name."""
     look = await page.caller.watch.latest()
     part, sort = page.text("q"), page.text("sort", "name")
-    found = sorted((each for each in look.subjects if part in each.name), key=SORTS.get(sort, SORTS["name"]))  # type: ignore[arg-type]
+    found = sorted(
+        (each for each in look.subjects if part in each.name), key=SORTS.get(sort, SORTS["name"])
+    )  # type: ignore[arg-type]
     first = page.number("from", 0, 10_000_000)
     lags = {each.name: 0 for each in found[first : first + ROWS]}
     for group in look.groups:
@@ -182,21 +186,37 @@ async def show_subject(page: ConsolePage) -> Response:
     figures = next(iter(look.subjects), None)
     if figures is None:
         if "subjects" in look.missing:
-            return await page.render("subject.html", 503, **_values(page, subject, query, FoundMessages(), look.missing["subjects"]))
+            return await page.render(
+                "subject.html",
+                503,
+                **_values(page, subject, query, FoundMessages(), look.missing["subjects"]),
+            )
         raise UnknownSubject(f"there is no subject {subject!r}: `qmq subject list` shows all")
     found, failure = FoundMessages(), ""
     masked = masked_fields(page.config.masks, subject)
     try:
-        found = await (newest(page.mq, subject, NEWEST, masked) if query.is_empty else find_messages(page.mq, subject, query, masked))
+        found = await (
+            newest(page.mq, subject, NEWEST, masked)
+            if query.is_empty
+            else find_messages(page.mq, subject, query, masked)
+        )
     except QmqError as cause:
         failure = str(cause)
     return await page.render("subject.html", **_values(page, subject, query, found, failure))
 
 
-def _values(page: ConsolePage, subject: str, query: MessageQuery, found: FoundMessages, failure: str) -> dict[str, Any]:
+def _values(
+    page: ConsolePage, subject: str, query: MessageQuery, found: FoundMessages, failure: str
+) -> dict[str, Any]:
     watch = page.caller.subject_watch(subject)
     look = watch.last
-    asked = {"at": exact_time(query.start_ms), "until": exact_time(query.end_ms), "key": query.key, "tag": query.tag, "grep": query.content}
+    asked = {
+        "at": exact_time(query.start_ms),
+        "until": exact_time(query.end_ms),
+        "key": query.key,
+        "tag": query.tag,
+        "grep": query.content,
+    }
     return {
         "subject": subject,
         "figures": next(iter(look.subjects), None) if look is not None else None,
@@ -232,7 +252,9 @@ async def show_tail(page: ConsolePage) -> Response:
         except QmqError as failure:
             yield event("failure", {"text": str(failure)})
 
-    return StreamingResponse(stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+    return StreamingResponse(
+        stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+    )
 
 
 PAGES: Final[tuple[tuple[str, Show], ...]] = (

@@ -34,13 +34,29 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.group_sender import MasterConnection
 from qmq.client.producing.ordered.partition_sender import Keys
-from qmq.delay.dispatcher.due_window import DueBatch, DueBatcher, DueWindow, Limits, encoded, size_of
+from qmq.delay.dispatcher.due_window import (
+    DueBatch,
+    DueBatcher,
+    DueWindow,
+    Limits,
+    encoded,
+    size_of,
+)
 from qmq.delay.interfaces import Draft, DueMessage, SchedulePlace
 from qmq.delay.plan_log import StorePlanLog
 from qmq.delivery.balancer import Balancer
 from qmq.delivery.partitioner import Partitioner
 from qmq.delivery.retries import pause_s
-from qmq.errors import ClientClosed, InvalidArgument, MessageTooLarge, Overloaded, QmqError, ReadOnly, RouteChanged, Unavailable
+from qmq.errors import (
+    ClientClosed,
+    InvalidArgument,
+    MessageTooLarge,
+    Overloaded,
+    QmqError,
+    ReadOnly,
+    RouteChanged,
+    Unavailable,
+)
 from qmq.log.actions import PlanAction
 from qmq.wire.frame_payloads import Produced
 
@@ -63,7 +79,15 @@ class DueDestination(DueWindow):
     subject was ordered.
     """
 
-    def __init__(self, owner: SubjectDispatcher, group: str, partition: int, batcher: DueBatcher, *, is_ordered: bool) -> None:
+    def __init__(
+        self,
+        owner: SubjectDispatcher,
+        group: str,
+        partition: int,
+        batcher: DueBatcher,
+        *,
+        is_ordered: bool,
+    ) -> None:
         super().__init__(group, partition, is_ordered=is_ordered)
         self.batcher = batcher
         """The messages that wait for this partition, or for any broker group."""
@@ -80,7 +104,14 @@ class DueConnection(MasterConnection[DueBatch]):
     """
 
     def __init__(self, owner: SubjectDispatcher, window: DueDestination) -> None:
-        super().__init__(owner.dispatcher.links, owner.subject, window.group, window, self._encoded, lambda: owner.changed(window))
+        super().__init__(
+            owner.dispatcher.links,
+            owner.subject,
+            window.group,
+            window,
+            self._encoded,
+            lambda: owner.changed(window),
+        )
         self._owner = owner
         self._destination = window
 
@@ -94,13 +125,19 @@ class DueConnection(MasterConnection[DueBatch]):
         batch.says_again = batch.is_uncertain
         messages = batch.draft.messages
         try:
-            return encoded(batch.draft, self._owner.lps(messages) if self._destination.is_ordered else None, is_again=batch.is_uncertain)
+            return encoded(
+                batch.draft,
+                self._owner.lps(messages) if self._destination.is_ordered else None,
+                is_again=batch.is_uncertain,
+            )
         except QmqError:
             raise
         except MemoryError as cause:
             raise Overloaded("no memory to make the batch") from cause
         except Exception as cause:  # the messages are at fault, for any error of the library
-            raise InvalidArgument(f"the stored messages cannot be made into a batch: {type(cause).__name__}: {cause}") from cause
+            raise InvalidArgument(
+                f"the stored messages cannot be made into a batch: {type(cause).__name__}: {cause}"
+            ) from cause
 
     def _stored(self, batch: DueBatch, produced: Produced, now: float) -> None:
         self._destination.stored(batch, produced, now)
@@ -108,7 +145,11 @@ class DueConnection(MasterConnection[DueBatch]):
     @property
     def _is_needed(self) -> bool:
         window = self._destination
-        return not self.is_closed and not window.is_settled and (bool(window.flight) or self._owner.has_messages_for(window))
+        return (
+            not self.is_closed
+            and not window.is_settled
+            and (bool(window.flight) or self._owner.has_messages_for(window))
+        )
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
         if isinstance(failure, ClientClosed):
@@ -168,10 +209,16 @@ class SubjectDispatcher:
         self.dispatcher = dispatcher
         self._locator = dispatcher.links.locator
         self._loop = asyncio.get_running_loop()
-        self._suspects: dict[SchedulePlace, int] = {}  # how many messages may share a batch with each
-        self._batcher = DueBatcher(dispatcher.limits, self._suspects)  # empty while each partition has its own
+        self._suspects: dict[
+            SchedulePlace, int
+        ] = {}  # how many messages may share a batch with each
+        self._batcher = DueBatcher(
+            dispatcher.limits, self._suspects
+        )  # empty while each partition has its own
         self._resumed: list[DueBatch] = []
-        self._way: Balancer[DueDestination] | Partitioner[DueDestination] | None = None  # None: not located
+        self._way: Balancer[DueDestination] | Partitioner[DueDestination] | None = (
+            None  # None: not located
+        )
         self._keys = Keys()
         self._destinations: dict[tuple[str, int], DueDestination] = {}
         self._finding: asyncio.Task[None] | None = None
@@ -274,7 +321,9 @@ class SubjectDispatcher:
                 refusal = failure
             except Exception as cause:
                 log.exception("locating subject %r failed: trying again", self.subject)
-                refusal = QmqError(f"subject {self.subject!r} cannot be located: {type(cause).__name__}: {cause}")
+                refusal = QmqError(
+                    f"subject {self.subject!r} cannot be located: {type(cause).__name__}: {cause}"
+                )
             failures += 1
             self._refusal, refresh = refusal, True
             wait_s = 0.0 if isinstance(refusal, Unavailable) else pause_s(failures, refusal)
@@ -282,7 +331,11 @@ class SubjectDispatcher:
         self._refusal = None
         if self._way is None or isinstance(self._way, Partitioner) != (ordering is not None):
             if any(each.flight for each in self._destinations.values()):
-                self._hold(QmqError(f"subject {self.subject!r} changed its order while batches are under way"))
+                self._hold(
+                    QmqError(
+                        f"subject {self.subject!r} changed its order while batches are under way"
+                    )
+                )
                 return
             self._begin(ordering)
         self._pump()
@@ -296,7 +349,9 @@ class SubjectDispatcher:
         self._destinations.clear()
         resumed, self._resumed = self._resumed, []
         if ordering is None:
-            self._way = Balancer(self._destination, lambda group, _: group.may_admit(self._loop.time()))
+            self._way = Balancer(
+                self._destination, lambda group, _: group.may_admit(self._loop.time())
+            )
             for batch in resumed:
                 self._destination(batch.draft.broker_group, batch.draft.partition).admit(batch)
         else:
@@ -304,8 +359,12 @@ class SubjectDispatcher:
             self._way = way = Partitioner(lambda part: self._destination(part.group, part.number))
             way.learn(ordering.route, ordering.fenced, self._loop.time())
             for batch in resumed:
-                part = PhysicalPartition(batch.draft.partition, UNKNOWN_RANGE, batch.draft.broker_group)
-                keyed = [message for message in batch.draft.messages if message.key]  # all, unless the subject was unordered then
+                part = PhysicalPartition(
+                    batch.draft.partition, UNKNOWN_RANGE, batch.draft.broker_group
+                )
+                keyed = [
+                    message for message in batch.draft.messages if message.key
+                ]  # all, unless the subject was unordered then
                 way.resume(part, self.lps(keyed)).admit(batch)
         self._locator.listen(self.subject, self._rerouted)
         self._rerouted()
@@ -315,8 +374,12 @@ class SubjectDispatcher:
         found = self._destinations.get((group, partition))
         if found is None:
             is_ordered = isinstance(self._way, Partitioner)
-            batcher = DueBatcher(self.dispatcher.limits, self._suspects) if is_ordered else self._batcher
-            found = self._destinations[group, partition] = DueDestination(self, group, partition, batcher, is_ordered=is_ordered)
+            batcher = (
+                DueBatcher(self.dispatcher.limits, self._suspects) if is_ordered else self._batcher
+            )
+            found = self._destinations[group, partition] = DueDestination(
+                self, group, partition, batcher, is_ordered=is_ordered
+            )
         return found
 
     def _rerouted(self) -> None:
@@ -379,7 +442,9 @@ class SubjectDispatcher:
     def planned(self, destination: DueDestination) -> None:
         """For the dispatcher of all subjects: a batch for this destination may be sent."""
         if destination.is_ordered:
-            self.changed(destination)  # what can never be stored becomes void only when all of it is planned
+            self.changed(
+                destination
+            )  # what can never be stored becomes void only when all of it is planned
         else:
             destination.connection.pump()  # without `_release`, which would take back what was never tried
 
@@ -400,7 +465,11 @@ class SubjectDispatcher:
         self._locator.touch(self.subject)
         while batcher and (taker := self._taker(partition)) is not None:
             messages, size = batcher.take()
-            number = self.dispatcher.next_number() if partition is None else partition.number(self.dispatcher.new_producer_id)
+            number = (
+                self.dispatcher.next_number()
+                if partition is None
+                else partition.number(self.dispatcher.new_producer_id)
+            )
             draft = Draft(self.subject, taker.partition, taker.group, *number, messages)
             self.dispatcher.plan(self, taker, draft, size)
         if batcher:
@@ -413,11 +482,18 @@ class SubjectDispatcher:
         """Who gets the next batch of what waits for a partition, or for any broker group; None if nobody has room."""
         if isinstance(self._way, Balancer):
             return self._way.pick(0)
-        return partition if partition is not None and partition.may_admit(self._loop.time()) else None
+        return (
+            partition if partition is not None and partition.may_admit(self._loop.time()) else None
+        )
 
     def has_messages_for(self, destination: DueDestination) -> bool:
         """For the connection: whether messages wait that it could take."""
-        return bool(destination.batcher) and destination.is_writable and not destination.is_left and self._refusal is None
+        return (
+            bool(destination.batcher)
+            and destination.is_writable
+            and not destination.is_left
+            and self._refusal is None
+        )
 
     def _release(self, window: DueDestination) -> None:
         """Make refused batches of a troubled group void if another group can take them, or their group is drained."""
@@ -470,7 +546,9 @@ class SubjectDispatcher:
             if len(messages) == 1:
                 self._set_aside(messages[0], fault)
                 return []
-            self._suspects.update(dict.fromkeys([message.place for message in messages], len(messages) // 2))
+            self._suspects.update(
+                dict.fromkeys([message.place for message in messages], len(messages) // 2)
+            )
         elif fault is not None:
             self._hold(fault)
         return messages
@@ -487,7 +565,9 @@ class SubjectDispatcher:
                 self.subject,
                 why,
             )
-        self.aside[place] = Aside(message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place))
+        self.aside[place] = Aside(
+            message, why, self._loop.call_later(pause_s(tries, why), self._try_again, place)
+        )
 
     def _try_again(self, place: SchedulePlace) -> None:
         self._put_back([self.aside.pop(place).message])
@@ -505,17 +585,29 @@ class SubjectDispatcher:
         """The messages that cannot be delivered now, and why; (0, "") if there are none."""
         way, now, why = self._way, self._loop.time(), self._refusal
         if isinstance(way, Partitioner):
-            troubled = [each for each in self._destinations.values() if each.is_troubled(now) or each.is_left or each.wants_route]
+            troubled = [
+                each
+                for each in self._destinations.values()
+                if each.is_troubled(now) or each.is_left or each.wants_route
+            ]
             troubled = [each for each in troubled if each.batcher or each.flight]
             count = sum([len(each.batcher) for each in troubled])
             if troubled:
                 first = troubled[0]
-                why = why or first.trouble or RouteChanged(f"earlier messages to partition {first.partition} are not settled yet")
+                why = (
+                    why
+                    or first.trouble
+                    or RouteChanged(
+                        f"earlier messages to partition {first.partition} are not settled yet"
+                    )
+                )
         else:
             troubled = [each for each in self._destinations.values() if each.is_troubled(now)]
             why = why or next((each.trouble for each in troubled if each.trouble is not None), None)
             if way is not None and not way.is_writable:
-                why = why or ReadOnly(f"all broker groups of {self.subject!r} are drained: resume one with `qmq broker resume`")
+                why = why or ReadOnly(
+                    f"all broker groups of {self.subject!r} are drained: resume one with `qmq broker resume`"
+                )
             is_stuck = way is None or all(group in troubled for group in way if group.is_writable)
             count = len(self._batcher) if is_stuck else 0
         batches = self._resumed + [batch for each in troubled for batch in each.flight]
@@ -576,7 +668,14 @@ class DueDispatcher:
         """
         if self._is_halted:
             return
-        draft = Draft(plan.subject, plan.partition, plan.broker_group, plan.producer_id, plan.batch_sequence, messages)
+        draft = Draft(
+            plan.subject,
+            plan.partition,
+            plan.broker_group,
+            plan.producer_id,
+            plan.batch_sequence,
+            messages,
+        )
         size = sum([size_of(message) for message in messages])
         self.planned += len(messages)
         self._subject(plan.subject).resume(DueBatch(draft, plan, size=size, is_uncertain=True))
@@ -630,7 +729,9 @@ class DueDispatcher:
             self._producer_id = self.new_producer_id()
         return self._producer_id, next(self._numbers)
 
-    def plan(self, dispatcher: SubjectDispatcher, destination: DueDestination, draft: Draft, size: int) -> None:
+    def plan(
+        self, dispatcher: SubjectDispatcher, destination: DueDestination, draft: Draft, size: int
+    ) -> None:
         """Admit a batch to a destination and have it planned; the dispatcher is told when it may be sent."""
         batch = DueBatch(draft, size=size)
         destination.admit(batch)
@@ -641,7 +742,9 @@ class DueDispatcher:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    async def _plan(self, dispatcher: SubjectDispatcher, destination: DueDestination, batch: DueBatch) -> None:
+    async def _plan(
+        self, dispatcher: SubjectDispatcher, destination: DueDestination, batch: DueBatch
+    ) -> None:
         if self._is_halted:
             return
         try:
@@ -660,13 +763,17 @@ class DueDispatcher:
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             text = "due messages were not planned"
-            asyncio.get_running_loop().call_exception_handler({"message": text, "exception": failure, "task": task})
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": text, "exception": failure, "task": task}
+            )
 
     def done(self, batch: DueBatch, produced: Produced) -> None:
         if not self._is_halted and batch.plan is not None:
             self.planned -= len(batch.draft.messages)
             if self._doubtful:
-                self._doubtful.difference_update([message.place for message in batch.draft.messages])
+                self._doubtful.difference_update(
+                    [message.place for message in batch.draft.messages]
+                )
             self._plan_log.done(batch.plan, produced.append_time_ms)
 
     def void(self, dispatcher: SubjectDispatcher, batches: Sequence[DueBatch]) -> None:

@@ -93,7 +93,13 @@ class DueWindow(InFlightWindow[DueBatch]):
     """The window of one destination. `partition` is 0 for unordered subjects."""
 
     def __init__(
-        self, group: str, partition: int = 0, *, is_ordered: bool = False, rules: RetryRules = DELAY_SERVER, ask_s: float = ASK_S
+        self,
+        group: str,
+        partition: int = 0,
+        *,
+        is_ordered: bool = False,
+        rules: RetryRules = DELAY_SERVER,
+        ask_s: float = ASK_S,
     ) -> None:
         super().__init__(WINDOW, rules, ask_s)
         self.group, self.partition, self.is_ordered = group, partition, is_ordered
@@ -165,7 +171,12 @@ class DueWindow(InFlightWindow[DueBatch]):
 
     def is_troubled(self, now: float) -> bool:
         """Whether the destination cannot take a batch now, for another reason than load."""
-        return self.is_stalled or not self.is_connected or now < self._rests_until or (self.trouble is not None and bool(self.flight))
+        return (
+            self.is_stalled
+            or not self.is_connected
+            or now < self._rests_until
+            or (self.trouble is not None and bool(self.flight))
+        )
 
     # --- in: answers ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +196,11 @@ class DueWindow(InFlightWindow[DueBatch]):
         if not self.is_ordered:
             return []
         number = batch.draft.batch_sequence
-        found = [each for each in self.flight if each.producer_id == batch.producer_id and each.draft.batch_sequence < number]
+        found = [
+            each
+            for each in self.flight
+            if each.producer_id == batch.producer_id and each.draft.batch_sequence < number
+        ]
         for each in found:
             self._remove(each)
         return found
@@ -280,7 +295,11 @@ def size_of(message: DueMessage) -> int:
     if message.tags:
         size += sum(map(len, message.tags)) + 16 * len(message.tags)
     if message.headers:
-        size += sum(map(len, message.headers)) + sum(map(len, message.headers.values())) + 8 * len(message.headers)
+        size += (
+            sum(map(len, message.headers))
+            + sum(map(len, message.headers.values()))
+            + 8 * len(message.headers)
+        )
     return size
 
 
@@ -319,8 +338,15 @@ class DueBatcher:
         size = 0
         while messages and len(taken) < most and len(passed) < AHEAD * most:
             message = messages[0]
-            is_other = message.create_time_ms >> _ERA_BITS != era or (message.flags & _DIRECTED != 0) != is_directed
-            if is_other or (is_directed and sort_of(message) != sort) or (keys and message.key in keys):
+            is_other = (
+                message.create_time_ms >> _ERA_BITS != era
+                or (message.flags & _DIRECTED != 0) != is_directed
+            )
+            if (
+                is_other
+                or (is_directed and sort_of(message) != sort)
+                or (keys and message.key in keys)
+            ):
                 passed.append(messages.popleft())
                 if message.key:
                     keys.add(message.key)
@@ -336,7 +362,9 @@ class DueBatcher:
         return taken, size
 
 
-def encoded(draft: Draft, logical_partitions: Sequence[int] | None = None, *, is_again: bool = False) -> tuple[bytes, bytes]:
+def encoded(
+    draft: Draft, logical_partitions: Sequence[int] | None = None, *, is_again: bool = False
+) -> tuple[bytes, bytes]:
     """The encoded batch: messages of one sort as they were sent, without the column DUE; with `is_again` if it may have been sent before.
 
     Raises MessageTooLarge, InvalidArgument.

@@ -18,7 +18,20 @@ class OutboxEntryAdmin(admin.ModelAdmin):
     list_filter = ("state", "subject")
     ordering = ("id",)
     actions = ("retry",)
-    fields = ("id", "subject", "key", "tags", "headers", "text", "state", "attempts", "created", "due", "claimed_by", "last_error")
+    fields = (
+        "id",
+        "subject",
+        "key",
+        "tags",
+        "headers",
+        "text",
+        "state",
+        "attempts",
+        "created",
+        "due",
+        "claimed_by",
+        "last_error",
+    )
     readonly_fields = fields
 
     @admin.display(description="key")
@@ -52,7 +65,15 @@ class OutboxEntryAdmin(admin.ModelAdmin):
 
 @admin.register(TaskRecord)
 class TaskRecordAdmin(admin.ModelAdmin):
-    list_display = ("id", "task_path", "queue_name", "status", "enqueued_at", "run_after", "finished_at")
+    list_display = (
+        "id",
+        "task_path",
+        "queue_name",
+        "status",
+        "enqueued_at",
+        "run_after",
+        "finished_at",
+    )
     list_filter = ("status", "queue_name")
     ordering = ("-enqueued_at",)
     search_fields = ("id", "task_path")

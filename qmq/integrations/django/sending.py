@@ -35,7 +35,9 @@ class SiteSettings:
         """The project's settings. Raises InvalidArgument."""
         given = getattr(settings, "QMQ", {})
         if not isinstance(given, dict) or set(given) - KEYS:
-            raise InvalidArgument(f"settings.QMQ is a dict with some of {', '.join(sorted(KEYS))}, not {given!r}")
+            raise InvalidArgument(
+                f"settings.QMQ is a dict with some of {', '.join(sorted(KEYS))}, not {given!r}"
+            )
         return cls(given.get("SERVER"), bool(given.get("OUTBOX", True)), given.get("OPTIONS", {}))
 
 

@@ -43,7 +43,9 @@ def task_of(record: TaskRecord) -> Any:
     found = import_string(record.task_path)
     if not isinstance(found, Task):
         raise SuspiciousOperation(f"task {record.id}: {record.task_path} is not a task")
-    return found.using(queue_name=record.queue_name, run_after=record.run_after, backend=record.backend)
+    return found.using(
+        queue_name=record.queue_name, run_after=record.run_after, backend=record.backend
+    )
 
 
 def result_of(record: TaskRecord, task: Any) -> Any:
@@ -75,13 +77,24 @@ def set_started(record: TaskRecord, worker: str, now: datetime) -> None:
 
 
 def set_successful(record: TaskRecord, value: Any, now: datetime) -> None:
-    record.status, record.return_value, record.finished_at = TaskResultStatus.SUCCESSFUL.value, value, now
+    record.status, record.return_value, record.finished_at = (
+        TaskResultStatus.SUCCESSFUL.value,
+        value,
+        now,
+    )
 
 
 def set_failed(record: TaskRecord, error: BaseException, now: datetime) -> None:
     kind = type(error)
-    told = {"exception_class_path": f"{kind.__module__}.{kind.__qualname__}", "traceback": "".join(format_exception(error))}
-    record.status, record.errors, record.finished_at = TaskResultStatus.FAILED.value, [*record.errors, told], now
+    told = {
+        "exception_class_path": f"{kind.__module__}.{kind.__qualname__}",
+        "traceback": "".join(format_exception(error)),
+    }
+    record.status, record.errors, record.finished_at = (
+        TaskResultStatus.FAILED.value,
+        [*record.errors, told],
+        now,
+    )
 
 
 OPTIONS: Final = {"subject", "group"}
@@ -148,8 +161,13 @@ class TaskBackend(BaseTaskBackend):
         """Whether the backend can be used as the settings say."""
         if not apps.is_installed("qmq.integrations.django"):
             yield checks.Error(
-                "TASKS: QMQ's backend needs its table", hint="add 'qmq.integrations.django' to INSTALLED_APPS", id="qmq.E002"
+                "TASKS: QMQ's backend needs its table",
+                hint="add 'qmq.integrations.django' to INSTALLED_APPS",
+                id="qmq.E002",
             )
         if set(self.options) - OPTIONS:
             told = ", ".join(sorted(OPTIONS))
-            yield checks.Error(f"TASKS: the OPTIONS of {self.alias!r} are {told}, not {self.options!r}", id="qmq.E003")
+            yield checks.Error(
+                f"TASKS: the OPTIONS of {self.alias!r} are {told}, not {self.options!r}",
+                id="qmq.E003",
+            )

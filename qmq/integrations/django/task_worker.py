@@ -12,8 +12,20 @@ from django.utils import timezone
 
 import qmq
 from qmq.integrations.django.models import TaskRecord
-from qmq.integrations.django.task_api import TaskContext, normalize_json, task_backends, task_finished, task_started
-from qmq.integrations.django.task_backend import result_of, set_failed, set_started, set_successful, task_of
+from qmq.integrations.django.task_api import (
+    TaskContext,
+    normalize_json,
+    task_backends,
+    task_finished,
+    task_started,
+)
+from qmq.integrations.django.task_backend import (
+    result_of,
+    set_failed,
+    set_started,
+    set_successful,
+    task_of,
+)
 from qmq.integrations.django.task_ids import task_id
 
 logger = logging.getLogger(__name__)
@@ -29,7 +41,11 @@ def handle(message: qmq.Message) -> None:
     using = router.db_for_write(TaskRecord)
     record = TaskRecord.objects.using(using).filter(id=identifier).first()
     if record is None:
-        logger.warning("task %s is not in the table %s: its row was deleted", identifier, TaskRecord._meta.db_table)
+        logger.warning(
+            "task %s is not in the table %s: its row was deleted",
+            identifier,
+            TaskRecord._meta.db_table,
+        )
     elif record.finished_at is None:
         run(record, using)
 
@@ -49,7 +65,9 @@ def run(record: TaskRecord, using: str) -> None:
     except BaseException as error:
         set_failed(record, error, timezone.now())
         _save(record, using, "status", "errors", "finished_at")
-        task_finished.send(sender, task_result=result_of(record, task))  # within `except`, so that a receiver can log the exception
+        task_finished.send(
+            sender, task_result=result_of(record, task)
+        )  # within `except`, so that a receiver can log the exception
     else:
         _save(record, using, "status", "return_value", "finished_at")
         task_finished.send(sender, task_result=result_of(record, task))

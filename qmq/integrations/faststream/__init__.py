@@ -25,4 +25,13 @@ from qmq.integrations.faststream.registrator import QmqPublisher, QmqRoute, QmqR
 from qmq.integrations.faststream.sending import QmqPublishCommand, QmqResponse
 from qmq.integrations.faststream.testing import TestQmqBroker
 
-__all__ = ["QmqBroker", "QmqMessage", "QmqPublishCommand", "QmqPublisher", "QmqResponse", "QmqRoute", "QmqRouter", "TestQmqBroker"]
+__all__ = [
+    "QmqBroker",
+    "QmqMessage",
+    "QmqPublishCommand",
+    "QmqPublisher",
+    "QmqResponse",
+    "QmqRoute",
+    "QmqRouter",
+    "TestQmqBroker",
+]

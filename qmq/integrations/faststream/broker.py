@@ -24,13 +24,23 @@ from faststream.specification.schema import BrokerSpec
 import qmq
 from qmq.integrations.faststream.messages import QmqMessage, Raw, RequestAnswers
 from qmq.integrations.faststream.registrator import QmqRegistrator, QmqRouter
-from qmq.integrations.faststream.sending import REQUEST_S, QmqBrokerConfig, QmqProducer, QmqPublishCommand
+from qmq.integrations.faststream.sending import (
+    REQUEST_S,
+    QmqBrokerConfig,
+    QmqProducer,
+    QmqPublishCommand,
+)
 
 ANSWERS: Final = "faststream.answers"
 ANNOTATIONS: Final = "qmq.integrations.faststream.annotations"
 INSTEAD: Final = {
     kind: UnderlyingDriverAnnotation(type_hint=kind, module=ANNOTATIONS, name=name)
-    for kind, name in ((qmq.Message, "Message"), (qmq.OrderedMessage, "Message"), (QmqMessage, "Message"), (qmq.Client, "Client"))
+    for kind, name in (
+        (qmq.Message, "Message"),
+        (qmq.OrderedMessage, "Message"),
+        (QmqMessage, "Message"),
+        (qmq.Client, "Client"),
+    )
 }
 """For classes that FastStream would otherwise look for in the body, the annotation to use. FastStream names it when the broker starts."""
 
@@ -71,7 +81,9 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
             broker_dependencies=dependencies,
             graceful_timeout=graceful_timeout,
             ack_policy=ack_policy,
-            logger=make_logger_state(logger=logger, log_level=log_level, default_storage_cls=_LoggerStorage),  # type: ignore[type-abstract]  # mypy takes the inherited mark for ours
+            logger=make_logger_state(
+                logger=logger, log_level=log_level, default_storage_cls=_LoggerStorage
+            ),  # type: ignore[type-abstract]  # mypy takes the inherited mark for ours
             id_generator=id_generator,
             fd_config=FastDependsConfig(
                 use_fastdepends=apply_types,
@@ -85,8 +97,17 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
         self._own, self._answers = own, RequestAnswers(answers)
         own.producer = QmqProducer(own, parser, decoder, self._answers)
         url = specification_url or f"qmq://{addresses or 'localhost:20880'}"
-        about = BrokerSpec(description=description, url=[url], protocol="qmq", protocol_version=None, tags=tags, security=None)
-        super().__init__(config=own, specification=about, routers=routers, addresses=addresses, **connect)
+        about = BrokerSpec(
+            description=description,
+            url=[url],
+            protocol="qmq",
+            protocol_version=None,
+            tags=tags,
+            security=None,
+        )
+        super().__init__(
+            config=own, specification=about, routers=routers, addresses=addresses, **connect
+        )
 
     async def _connect(self) -> qmq.Client:
         options = dict(self._connection_kwargs)
@@ -130,7 +151,13 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
         reply_to: str = "",
     ) -> qmq.Receipt:
         """Send a message; returns when it is stored. Raises as `qmq.Client.send`."""
-        sent = {"key": key, "tags": tags, "delay": delay, "reply_to": reply_to, "_publish_type": PublishType.PUBLISH}
+        sent = {
+            "key": key,
+            "tags": tags,
+            "delay": delay,
+            "reply_to": reply_to,
+            "_publish_type": PublishType.PUBLISH,
+        }
         command = self._command((message,), subject, headers, correlation_id, **sent)
         return await self._basic_publish(command, producer=self.config.producer)  # type: ignore[no-any-return]
 
@@ -148,7 +175,13 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
         """Send messages together; returns when all are stored. A `QmqResponse` has its own key, tags, delay and headers. Raises as
         `qmq.Client.send_many`.
         """
-        sent = {"key": key, "tags": tags, "delay": delay, "reply_to": reply_to, "_publish_type": PublishType.PUBLISH}
+        sent = {
+            "key": key,
+            "tags": tags,
+            "delay": delay,
+            "reply_to": reply_to,
+            "_publish_type": PublishType.PUBLISH,
+        }
         command = self._command(messages or (None,), subject, headers, correlation_id, **sent)
         return await self._basic_publish_batch(command, producer=self.config.producer)  # type: ignore[no-any-return]
 
@@ -166,15 +199,27 @@ class QmqBroker(QmqRegistrator, BrokerUsecase[Raw, qmq.Client, QmqBrokerConfig])
         """Send a message, and return the answer of its handler. Raises TimeoutError if there is none `timeout` seconds after the message
         is stored; the message is handled all the same. Raises InvalidArgument if another request waits with the same correlation id.
         """
-        sent = {"key": key, "tags": tags, "timeout_s": timeout, "_publish_type": PublishType.REQUEST}
+        sent = {
+            "key": key,
+            "tags": tags,
+            "timeout_s": timeout,
+            "_publish_type": PublishType.REQUEST,
+        }
         command = self._command((message,), subject, headers, correlation_id, **sent)
         return await self._basic_request(command, producer=self.config.producer)
 
     def _command(
-        self, bodies: Sequence[Any], subject: str, headers: Mapping[str, str] | None, correlation_id: str | None, **named: Any
+        self,
+        bodies: Sequence[Any],
+        subject: str,
+        headers: Mapping[str, str] | None,
+        correlation_id: str | None,
+        **named: Any,
     ) -> QmqPublishCommand:
         found = correlation_id or self.config.id_generator()
-        return QmqPublishCommand(*bodies, destination=subject, headers=dict(headers or {}), correlation_id=found, **named)
+        return QmqPublishCommand(
+            *bodies, destination=subject, headers=dict(headers or {}), correlation_id=found, **named
+        )
 
 
 class _LoggerStorage(DefaultLoggerStorage):

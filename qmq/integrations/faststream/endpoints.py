@@ -33,7 +33,15 @@ from faststream.specification.schema import Message, Operation, PublisherSpec, S
 
 import qmq
 from qmq.client.consuming.ordered.consumer import AnyConsumer, joined
-from qmq.integrations.faststream.messages import MessageBatch, Raw, decode, decode_batch, fail_raw, parse_batch, parse_message
+from qmq.integrations.faststream.messages import (
+    MessageBatch,
+    Raw,
+    decode,
+    decode_batch,
+    fail_raw,
+    parse_batch,
+    parse_message,
+)
 from qmq.integrations.faststream.sending import REQUEST_S, QmqPublishCommand
 
 
@@ -66,7 +74,14 @@ class DescribedSubscriber(PrefixedSubject, SubscriberSpecification[Any, Subscrib
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
         operation = _operation(self.name, self.get_payloads())
-        return {self.name: SubscriberSpec(address=self.subject, description=self.description, operation=operation, bindings=None)}
+        return {
+            self.name: SubscriberSpec(
+                address=self.subject,
+                description=self.description,
+                operation=operation,
+                bindings=None,
+            )
+        }
 
 
 class DescribedPublisher(PrefixedSubject, PublisherSpecification[Any, PublisherDescription]):
@@ -76,11 +91,21 @@ class DescribedPublisher(PrefixedSubject, PublisherSpecification[Any, PublisherD
 
     def get_schema(self) -> dict[str, PublisherSpec]:
         operation = _operation(self.name, self.get_payloads(), "Publisher")
-        return {self.name: PublisherSpec(address=self.subject, description=self.config.description_, operation=operation, bindings=None)}
+        return {
+            self.name: PublisherSpec(
+                address=self.subject,
+                description=self.config.description_,
+                operation=operation,
+                bindings=None,
+            )
+        }
 
 
 def _operation(name: str, payloads: Any, served: str = "") -> Operation:
-    return Operation(message=Message(title=f"{name}:Message", payload=resolve_payloads(payloads, served)), bindings=None)
+    return Operation(
+        message=Message(title=f"{name}:Message", payload=resolve_payloads(payloads, served)),
+        bindings=None,
+    )
 
 
 @dataclass(kw_only=True)
@@ -136,7 +161,9 @@ class SubjectPublisher(PublisherUsecase):
         """Send a message; returns when it is stored. Raises as `qmq.Client.send`."""
         sent = {"key": key, "tags": tags, "delay": delay, "_publish_type": PublishType.PUBLISH}
         command = self._command((message,), subject, headers, correlation_id, reply_to, **sent)
-        return await self._basic_publish(command, producer=self._outer_config.producer, _extra_middlewares=())  # type: ignore[no-any-return]
+        return await self._basic_publish(
+            command, producer=self._outer_config.producer, _extra_middlewares=()
+        )  # type: ignore[no-any-return]
 
     async def request(
         self,
@@ -150,13 +177,20 @@ class SubjectPublisher(PublisherUsecase):
         timeout: float = REQUEST_S,
     ) -> Any:
         """Send a message, and return the answer of its handler. Raises as `QmqBroker.request`."""
-        sent = {"key": key, "tags": tags, "timeout_s": timeout, "_publish_type": PublishType.REQUEST}
+        sent = {
+            "key": key,
+            "tags": tags,
+            "timeout_s": timeout,
+            "_publish_type": PublishType.REQUEST,
+        }
         command = self._command((message,), subject, headers, correlation_id, "", **sent)
         return await self._basic_request(command, producer=self._outer_config.producer)
 
     async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> Any:
         command = self._completed(QmqPublishCommand.from_cmd(cmd))
-        return await self._basic_publish(command, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares)
+        return await self._basic_publish(
+            command, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares
+        )
 
     def _completed(self, command: QmqPublishCommand) -> QmqPublishCommand:
         command.destination = command.destination or self.subject
@@ -183,12 +217,18 @@ class BatchPublisher(SubjectPublisher):
     ) -> qmq.Receipts:
         """Send messages; returns when all are stored. A `QmqResponse` has its own key, tags and delay. Raises as `qmq.Client.send_many`."""
         sent = {"key": key, "tags": tags, "delay": delay, "_publish_type": PublishType.PUBLISH}
-        command = self._command(messages or (None,), subject, headers, correlation_id, reply_to, **sent)
-        return await self._basic_publish_batch(command, producer=self._outer_config.producer, _extra_middlewares=())  # type: ignore[no-any-return]
+        command = self._command(
+            messages or (None,), subject, headers, correlation_id, reply_to, **sent
+        )
+        return await self._basic_publish_batch(
+            command, producer=self._outer_config.producer, _extra_middlewares=()
+        )  # type: ignore[no-any-return]
 
     async def _publish(self, cmd: PublishCommand, *, _extra_middlewares: Iterable[Any]) -> Any:
         command = self._completed(QmqPublishCommand.from_cmd(cmd, batch=True))
-        return await self._basic_publish_batch(command, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares)
+        return await self._basic_publish_batch(
+            command, producer=self._outer_config.producer, _extra_middlewares=_extra_middlewares
+        )
 
 
 log = logging.getLogger("qmq.integrations")
@@ -221,7 +261,9 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
     _parse: Any = staticmethod(parse_message)
     _decode: Any = staticmethod(decode)
 
-    def __init__(self, config: SubscriberConfig, specification: DescribedSubscriber, calls: Any) -> None:
+    def __init__(
+        self, config: SubscriberConfig, specification: DescribedSubscriber, calls: Any
+    ) -> None:
         config.parser, config.decoder = self._parse, self._decode
         super().__init__(config, specification, calls)  # type: ignore[arg-type]  # the parameters of its types are invariant
         self.group, self.options = config.group, config.options
@@ -248,7 +290,9 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
         self._post_start()
         if self.calls:
             consumer = await self._joined()
-            self._workers = [asyncio.create_task(self._work(consumer)) for _ in range(self._own.workers)]
+            self._workers = [
+                asyncio.create_task(self._work(consumer)) for _ in range(self._own.workers)
+            ]
 
     async def _joined(self) -> AnyConsumer:
         if self._consumer is None:
@@ -257,9 +301,17 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
             located = await mq.metadata.locate(self.subject, create=True)
             consumer: AnyConsumer
             if located.settings.order:
-                consumer = mq.ordered_consumer(self.subject, self.group, ack="explicit", on_failure=self.on_failure, **self.options)
+                consumer = mq.ordered_consumer(
+                    self.subject,
+                    self.group,
+                    ack="explicit",
+                    on_failure=self.on_failure,
+                    **self.options,
+                )
             else:
-                consumer = mq.consumer(self.subject, self.group, ack="explicit", expired="skip", **self.options)
+                consumer = mq.consumer(
+                    self.subject, self.group, ack="explicit", expired="skip", **self.options
+                )
             await joined(consumer)
             self._consumer = consumer
         return self._consumer
@@ -280,7 +332,11 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
     async def _next(self, consumer: AnyConsumer, wait_s: float = WAIT_S) -> Sequence[Raw]:
         """The next message, or none if none came in time. Not by iteration, because workers share the consumer."""
         wait = timedelta(seconds=wait_s)
-        return await consumer.take(1, wait) if isinstance(consumer, qmq.OrderedConsumer) else list(await consumer.pull(1, wait))
+        return (
+            await consumer.take(1, wait)
+            if isinstance(consumer, qmq.OrderedConsumer)
+            else list(await consumer.pull(1, wait))
+        )
 
     async def _handle(self, raw: Raw) -> None:
         if self.ack_policy is AckPolicy.ACK_FIRST:
@@ -330,7 +386,9 @@ class SubjectSubscriber(SubscriberUsecase[Raw]):
 
     async def _parsed(self, raw: Raw) -> Any:
         parser, decoder = self._get_parser_and_decoder()
-        around = (each(raw, context=self._outer_config.context) for each in self._broker_middlewares)
+        around = (
+            each(raw, context=self._outer_config.context) for each in self._broker_middlewares
+        )
         return await process_msg(msg=raw, middlewares=around, parser=parser, decoder=decoder)
 
 

@@ -26,7 +26,9 @@ class FastApiQmqRouter(StreamRouter[Raw]):
     broker_class = QmqBroker
     broker: QmqBroker
 
-    def __init__(self, addresses: str | None = None, *, context: ContextRepo | None = None, **options: Any) -> None:
+    def __init__(
+        self, addresses: str | None = None, *, context: ContextRepo | None = None, **options: Any
+    ) -> None:
         super().__init__(addresses, context=context, **options)
 
     def subscriber(  # type: ignore[override]

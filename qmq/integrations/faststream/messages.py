@@ -124,7 +124,9 @@ async def parse_batch(batch: MessageBatch) -> QmqMessage:
     return _parsed(batch, batch.messages.bodies, batch[0].id, every[0], every)
 
 
-async def decode_batch(message: StreamMessage[Any]) -> list[Any]:  # FastStream knows a batch by this name
+async def decode_batch(
+    message: StreamMessage[Any],
+) -> list[Any]:  # FastStream knows a batch by this name
     """The bodies, each by its own content type."""
     return [_decoded(await parse_message(each)) for each in message.raw_message]
 
@@ -142,7 +144,13 @@ def _headers(message: Any) -> dict[str, str]:
     return {name: value.decode("utf-8", "replace") for name, value in message.headers.items()}
 
 
-def _parsed(raw: Any, body: Any, id: qmq.MessageId, headers: Mapping[str, str], every: list[dict[str, str]] | None = None) -> QmqMessage:
+def _parsed(
+    raw: Any,
+    body: Any,
+    id: qmq.MessageId,
+    headers: Mapping[str, str],
+    every: list[dict[str, str]] | None = None,
+) -> QmqMessage:
     return QmqMessage(
         raw,
         body,
@@ -169,13 +177,21 @@ class RequestAnswers:
         self._joining = asyncio.Lock()
         self._joined: tuple[qmq.Consumer, asyncio.Task[None]] | None = None
 
-    async def ask(self, mq: qmq.Client, correlation_id: str, send: Callable[[], Awaitable[object]], timeout_s: float) -> Message:
+    async def ask(
+        self,
+        mq: qmq.Client,
+        correlation_id: str,
+        send: Callable[[], Awaitable[object]],
+        timeout_s: float,
+    ) -> Message:
         """Send a request by `send`, and return its answer. Raises TimeoutError if none came in time after it was stored, InvalidArgument
         if another request waits with the same correlation id, and what `send` raises.
         """
         await self._join(mq)
         if correlation_id in self._waiting:
-            raise InvalidArgument(f"a request with the correlation id {correlation_id!r} waits already: give each its own id")
+            raise InvalidArgument(
+                f"a request with the correlation id {correlation_id!r} waits already: give each its own id"
+            )
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = answer
         try:
@@ -189,9 +205,13 @@ class RequestAnswers:
         async with self._joining:
             if self._joined is None:
                 await mq.metadata.locate(self.subject, create=True)
-                consumer = mq.consumer(self.subject, GROUP, broadcast=True, ack="explicit", expired="skip")
+                consumer = mq.consumer(
+                    self.subject, GROUP, broadcast=True, ack="explicit", expired="skip"
+                )
                 if not await joined_unordered(consumer):
-                    raise InvalidArgument(f"answers cannot come over the ordered subject {self.subject}: give another as `answers=`")
+                    raise InvalidArgument(
+                        f"answers cannot come over the ordered subject {self.subject}: give another as `answers=`"
+                    )
                 self._joined = consumer, asyncio.create_task(self._read(consumer))
 
     async def _read(self, consumer: qmq.Consumer) -> None:
@@ -205,7 +225,9 @@ class RequestAnswers:
                 await asyncio.sleep(1)
                 continue
             for each in found:
-                waiting = self._waiting.get(each.headers.get(CORRELATION_ID, b"").decode("utf-8", "replace"))
+                waiting = self._waiting.get(
+                    each.headers.get(CORRELATION_ID, b"").decode("utf-8", "replace")
+                )
                 if waiting is not None and not waiting.done():
                     waiting.set_result(each)
             found.ack_later()

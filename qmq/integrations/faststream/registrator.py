@@ -65,11 +65,23 @@ class QmqRegistrator(Registrator[Raw, QmqBrokerConfig]):
             _outer_config=self.config,  # type: ignore[arg-type]
             _ack_policy=ack_policy,
         )
-        about = SubscriberDescription(subject=subject, title_=title, description_=description, include_in_schema=include_in_schema)
+        about = SubscriberDescription(
+            subject=subject,
+            title_=title,
+            description_=description,
+            include_in_schema=include_in_schema,
+        )
         calls: CallsCollection[Any] = CallsCollection()
-        made = (BatchSubscriber if batch else SubjectSubscriber)(config, DescribedSubscriber(self.config, about, calls), calls)
+        made = (BatchSubscriber if batch else SubjectSubscriber)(
+            config, DescribedSubscriber(self.config, about, calls), calls
+        )
         super().subscriber(made, persistent=persistent)
-        return made.add_call(parser_=parser or self._parser, decoder_=decoder or self._decoder, codec_=codec, dependencies_=dependencies)
+        return made.add_call(
+            parser_=parser or self._parser,
+            decoder_=decoder or self._decoder,
+            codec_=codec,
+            dependencies_=dependencies,
+        )
 
     def publisher(  # type: ignore[override]
         self,
@@ -88,10 +100,18 @@ class QmqRegistrator(Registrator[Raw, QmqBrokerConfig]):
         `batch`, `publish` takes many messages, and the handler returns a list.
         """
         about = PublisherDescription(
-            subject=subject, schema_=schema, title_=title, description_=description, include_in_schema=include_in_schema
+            subject=subject,
+            schema_=schema,
+            title_=title,
+            description_=description,
+            include_in_schema=include_in_schema,
         )
-        config = PublisherConfig(headers=headers or {}, reply_to=reply_to, _outer_config=self.config)  # type: ignore[arg-type]
-        made = (BatchPublisher if batch else SubjectPublisher)(config, DescribedPublisher(self.config, about))
+        config = PublisherConfig(
+            headers=headers or {}, reply_to=reply_to, _outer_config=self.config
+        )  # type: ignore[arg-type]
+        made = (BatchPublisher if batch else SubjectPublisher)(
+            config, DescribedPublisher(self.config, about)
+        )
         super().publisher(made, persistent=persistent)
         return made
 

@@ -18,7 +18,14 @@ from faststream.response.response import BatchPublishCommand
 import qmq
 from qmq.client.consuming.message import Message
 from qmq.client.local_messages import LocalMessage
-from qmq.integrations.faststream.messages import CONTENT_TYPE, CORRELATION_ID, REPLY_TO, RequestAnswers, decode, parse_message
+from qmq.integrations.faststream.messages import (
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    REPLY_TO,
+    RequestAnswers,
+    decode,
+    parse_message,
+)
 
 REQUEST_S: Final = 0.5
 """How long a request waits for its answer: FastStream's own default."""
@@ -81,7 +88,9 @@ class QmqPublishCommand(BatchPublishCommand):
         **named: Any,
     ) -> None:
         every = (body, *bodies)
-        super().__init__(*(each.body if isinstance(each, Response) else each for each in every), **named)
+        super().__init__(
+            *(each.body if isinstance(each, Response) else each for each in every), **named
+        )
         self.key, self.tags, self.delay, self.timeout_s = key, tuple(tags), delay, timeout_s
         self._options = [_options_of(each) for each in every]
 
@@ -91,7 +100,11 @@ class QmqPublishCommand(BatchPublishCommand):
         if isinstance(cmd, QmqPublishCommand) and not batch:
             return cmd
         body, more = cls._parse_bodies(cmd.body, batch=batch)
-        own: dict[str, Any] = {"key": cmd.key, "tags": cmd.tags, "delay": cmd.delay} if isinstance(cmd, QmqPublishCommand) else {}
+        own: dict[str, Any] = (
+            {"key": cmd.key, "tags": cmd.tags, "delay": cmd.delay}
+            if isinstance(cmd, QmqPublishCommand)
+            else {}
+        )
         return cls(
             body,
             *more,
@@ -117,17 +130,25 @@ class QmqPublishCommand(BatchPublishCommand):
 def _options_of(body: Any) -> MessageOptions:
     if isinstance(body, QmqResponse):
         return MessageOptions(body.key, body.tags, body.delay, body.headers, body.correlation_id)
-    return MessageOptions(headers=body.headers, correlation_id=body.correlation_id) if isinstance(body, Response) else NO_OPTIONS
+    return (
+        MessageOptions(headers=body.headers, correlation_id=body.correlation_id)
+        if isinstance(body, Response)
+        else NO_OPTIONS
+    )
 
 
-def aligned(bodies: Sequence[Any], options: Sequence[MessageOptions], wanted: Sequence[Any]) -> list[MessageOptions]:
+def aligned(
+    bodies: Sequence[Any], options: Sequence[MessageOptions], wanted: Sequence[Any]
+) -> list[MessageOptions]:
     """The options of the `wanted` bodies. A body gets the options of the first equal body that has not been taken. If the numbers of
     `bodies` and `wanted` are equal, a new body gets the options of the next body that was replaced.
     """
     left = list(zip(bodies, options, strict=False))
     found: list[MessageOptions | None] = []
     for each in wanted:
-        place = next((index for index, (body, _) in enumerate(left) if body is each or body == each), None)
+        place = next(
+            (index for index, (body, _) in enumerate(left) if body is each or body == each), None
+        )
         found.append(None if place is None else left.pop(place)[1])
     gone = iter([own for _, own in left] if len(wanted) == len(bodies) else [])
     return [next(gone, NO_OPTIONS) if own is None else own for own in found]
@@ -136,7 +157,9 @@ def aligned(bodies: Sequence[Any], options: Sequence[MessageOptions], wanted: Se
 class QmqProducer(ProducerProto[QmqPublishCommand]):
     """Sends messages with the client of its configuration."""
 
-    def __init__(self, config: QmqBrokerConfig, parser: Any, decoder: Any, answers: RequestAnswers) -> None:
+    def __init__(
+        self, config: QmqBrokerConfig, parser: Any, decoder: Any, answers: RequestAnswers
+    ) -> None:
         self._config, self._answers = config, answers
         self._parser = ParserComposition(parser, parse_message) if parser else parse_message
         self._decoder = ParserComposition(decoder, decode) if decoder else decode
@@ -155,14 +178,20 @@ class QmqProducer(ProducerProto[QmqPublishCommand]):
             return qmq.Receipts([])
         bodies, keys, tags, headers = zip(*contents, strict=True)
         later = [each or timedelta(0) for each in delays] if any(delays) else None
-        return await self._config.client.send_many(cmd.destination, bodies, keys=keys, tags=tags, headers=headers, delays=later)
+        return await self._config.client.send_many(
+            cmd.destination, bodies, keys=keys, tags=tags, headers=headers, delays=later
+        )
 
     async def request(self, cmd: QmqPublishCommand) -> Message:
         """Send a message and wait for the answer. Raises TimeoutError; else as `publish`."""
         cmd.reply_to = self._answers.subject
-        return await self._answers.ask(self._config.client, cmd.correlation_id or "", lambda: self.publish(cmd), cmd.timeout_s)
+        return await self._answers.ask(
+            self._config.client, cmd.correlation_id or "", lambda: self.publish(cmd), cmd.timeout_s
+        )
 
-    async def contents(self, cmd: QmqPublishCommand, bodies: Sequence[Any]) -> tuple[list[LocalMessage], list[timedelta | None]]:
+    async def contents(
+        self, cmd: QmqPublishCommand, bodies: Sequence[Any]
+    ) -> tuple[list[LocalMessage], list[timedelta | None]]:
         """The encoded messages of a command, and their delays."""
         serializer = self._config.fd_config._serializer
         if isinstance(self.codec, BatchCodecProto) and len(bodies) > 1:
@@ -172,10 +201,23 @@ class QmqProducer(ProducerProto[QmqPublishCommand]):
         contents, delays = [], []
         for place, (body, content_type) in enumerate(encoded):
             own = cmd.options(place)
-            named = {CONTENT_TYPE: content_type, CORRELATION_ID: own.correlation_id or cmd.correlation_id, REPLY_TO: cmd.reply_to}
-            headers: dict[str, str | bytes] = {name: value for name, value in named.items() if value}
-            headers |= {name: header_value(name, value) for name, value in (cmd.headers | own.headers).items()}
-            contents.append(LocalMessage(body, own.key if own.key is not None else cmd.key, own.tags or cmd.tags, headers))
+            named = {
+                CONTENT_TYPE: content_type,
+                CORRELATION_ID: own.correlation_id or cmd.correlation_id,
+                REPLY_TO: cmd.reply_to,
+            }
+            headers: dict[str, str | bytes] = {
+                name: value for name, value in named.items() if value
+            }
+            headers |= {
+                name: header_value(name, value)
+                for name, value in (cmd.headers | own.headers).items()
+            }
+            contents.append(
+                LocalMessage(
+                    body, own.key if own.key is not None else cmd.key, own.tags or cmd.tags, headers
+                )
+            )
             delays.append(own.delay if own.delay is not None else cmd.delay)
         return contents, delays
 
@@ -200,5 +242,7 @@ class QmqBrokerConfig(BrokerConfig):
     def client(self) -> qmq.Client:
         """The client. Raises ClientClosed before the broker is connected and after it stopped."""
         if self.mq is None:
-            raise qmq.errors.ClientClosed("the broker is not connected: await broker.connect(), or run the application")
+            raise qmq.errors.ClientClosed(
+                "the broker is not connected: await broker.connect(), or run the application"
+            )
         return self.mq

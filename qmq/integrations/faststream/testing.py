@@ -34,13 +34,21 @@ class TestQmqBroker(TestBroker[QmqBroker, EnterType], broker=QmqBroker):
     With `with_real=True` the messages go over the broker's own node.
     """
 
-    def create_publisher_fake_subscriber(self, broker: QmqBroker, publisher: SubjectPublisher) -> tuple[SubjectSubscriber, bool]:
+    def create_publisher_fake_subscriber(
+        self, broker: QmqBroker, publisher: SubjectPublisher
+    ) -> tuple[SubjectSubscriber, bool]:
         """The subscriber whose calls the publisher's mock shows: one of the application, or one that is made for the test."""
         for each in _subscribers(self.brokers):
             if each.subject == publisher.subject:
                 return each, True
         group = f"faststream-test-{uuid4().hex}"
-        made = broker.subscriber(publisher.subject, group=group, batch=publisher.is_batch, start="latest", persistent=False)
+        made = broker.subscriber(
+            publisher.subject,
+            group=group,
+            batch=publisher.is_batch,
+            start="latest",
+            persistent=False,
+        )
         return made, False
 
     @contextmanager
@@ -63,7 +71,9 @@ class MemoryProducer(QmqProducer):
     """Hands messages to the subscribers of `brokers`."""
 
     def __init__(self, broker: QmqBroker, brokers: Sequence[QmqBroker]) -> None:
-        super().__init__(broker.config.broker_config, broker._parser, broker._decoder, RequestAnswers(ANSWERS))
+        super().__init__(
+            broker.config.broker_config, broker._parser, broker._decoder, RequestAnswers(ANSWERS)
+        )
         self._brokers = brokers
 
     async def publish(self, cmd: QmqPublishCommand) -> qmq.Receipt:
@@ -108,9 +118,19 @@ def _receivers(brokers: Sequence[QmqBroker], subject: str) -> Iterator[SubjectSu
 
 async def _handle(subscriber: SubjectSubscriber, messages: Messages) -> list[Response]:
     """The handler's results: one for each message that matches the subscriber's tags, or one for the batch."""
-    tags_any, tags_all = set(subscriber.options.get("tags_any", ())), set(subscriber.options.get("tags_all", ()))
-    wanted = chosen(messages, lambda each: tags_all <= set(each.tags) and (not tags_any or bool(tags_any & set(each.tags))))
-    raws: list[Raw] = [MessageBatch(wanted)] if subscriber.is_batch and len(wanted) else list(wanted)
+    tags_any, tags_all = (
+        set(subscriber.options.get("tags_any", ())),
+        set(subscriber.options.get("tags_all", ())),
+    )
+    wanted = chosen(
+        messages,
+        lambda each: (
+            tags_all <= set(each.tags) and (not tags_any or bool(tags_any & set(each.tags)))
+        ),
+    )
+    raws: list[Raw] = (
+        [MessageBatch(wanted)] if subscriber.is_batch and len(wanted) else list(wanted)
+    )
     return [await subscriber.process_message(each) for each in raws]
 
 

@@ -53,7 +53,9 @@ class GroupReceipts:
     async def receive(self, ask: Receive) -> dict[str, AnyMessage]:
         """Messages by receipt. Raises as `Consumer.pull`, QuotaExceeded."""
         if len(self._held) + ask.messages_max > HELD_MAX:
-            raise QuotaExceeded(f"the group holds {len(self._held)} messages here without a verdict: settle some first")
+            raise QuotaExceeded(
+                f"the group holds {len(self._held)} messages here without a verdict: settle some first"
+            )
         reading = await self._found()
         self._asking += 1
         try:
@@ -67,7 +69,9 @@ class GroupReceipts:
     async def _found(self) -> GroupReading:
         async with self._finding:
             if self._reading is None:
-                self._reading = await reading_of(self._mq, self._subject, self._group, idle_s=IDLE_S)
+                self._reading = await reading_of(
+                    self._mq, self._subject, self._group, idle_s=IDLE_S
+                )
             return self._reading
 
     def _hold(self, message: AnyMessage, invisible_s: float) -> str:
@@ -143,7 +147,9 @@ class HttpCaller:
         found = self._groups.get((subject, group))
         if found is None:
             if len(self._groups) >= GROUPS_MAX:
-                raise QuotaExceeded(f"this caller reads {GROUPS_MAX} groups, the limit: use another token, or wait until a group is idle")
+                raise QuotaExceeded(
+                    f"this caller reads {GROUPS_MAX} groups, the limit: use another token, or wait until a group is idle"
+                )
             found = self._groups[subject, group] = GroupReceipts(self.client, subject, group)
         return found
 
@@ -169,7 +175,9 @@ class HttpClients:
         """The callers by the token's digest; the one that asked last is at the end."""
 
     @asynccontextmanager
-    async def caller(self, authorization: str | None, attempt: Callable[[], None] = lambda: None) -> AsyncIterator[HttpCaller]:
+    async def caller(
+        self, authorization: str | None, attempt: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[HttpCaller]:
         """The caller of a request, by the header `authorization: Bearer TOKEN`. `attempt` is called before the cluster is asked whose token
         it is, and may raise an error instead. Raises NotAuthenticated, QuotaExceeded, NotConnected.
         """
@@ -215,7 +223,12 @@ class HttpClients:
             return ""
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
-        if scheme.lower() != "bearer" or not token or not token.isascii() or not token.isprintable():
+        if (
+            scheme.lower() != "bearer"
+            or not token
+            or not token.isascii()
+            or not token.isprintable()
+        ):
             raise NotAuthenticated("the header is `authorization: Bearer TOKEN`")
         return token
 
@@ -228,7 +241,9 @@ class HttpClients:
             ending = payer((digest, each.principal, 1) for digest, each in self._callers.items())
             has = Counter(each.principal for each in self._callers.values())
             if has[self._callers[ending].principal] <= has[principal] + 1:
-                raise QuotaExceeded(f"{CLIENTS_MAX} callers are connected, the limit: try again later")
+                raise QuotaExceeded(
+                    f"{CLIENTS_MAX} callers are connected, the limit: try again later"
+                )
         await self._callers.pop(ending).close()
 
     async def close(self) -> None:

@@ -70,7 +70,11 @@ def messages_of(headers: Mapping[str, str], body: bytes) -> list[HttpMessage]:
         return [_of_event(each) for each in cloud_event.of_batch(_json(body))]
     if cloud_event.is_event(headers):
         return [_of_event(cloud_event.of_headers(headers, body))]
-    kept = {name: value for name, value in headers.items() if value and (name == cloud_event.CONTENT_TYPE or name.startswith(DEBEZIUM))}
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if value and (name == cloud_event.CONTENT_TYPE or name.startswith(DEBEZIUM))
+    }
     return [HttpMessage(body, kept, None)]
 
 
@@ -82,7 +86,9 @@ def send_options(query: Mapping[str, str], tags: Sequence[str]) -> SendOptions:
     """Parse `?key=K&tag=T&tag=U&delay_s=60`."""
     delay = query.get("delay_s")
     return SendOptions(
-        query.get("key"), tuple(tags), None if delay is None else timedelta(seconds=_number("delay_s", delay, 0, DELAY_S_MAX))
+        query.get("key"),
+        tuple(tags),
+        None if delay is None else timedelta(seconds=_number("delay_s", delay, 0, DELAY_S_MAX)),
     )
 
 
@@ -100,8 +106,14 @@ def settle_of(body: bytes) -> Settle:
     """Parse `{"receipts": ["..."], "verdict": "nack", "delay_s": 5, "error": "why"}`."""
     found = _object(body, {"receipts", "verdict", "delay_s", "error"})
     receipts = found.get("receipts")
-    if not isinstance(receipts, list) or not 1 <= len(receipts) <= MESSAGES_MAX or not all(isinstance(each, str) for each in receipts):
-        raise InvalidArgument(f"receipts must be an array of 1 to {MESSAGES_MAX} receipts as they were received")
+    if (
+        not isinstance(receipts, list)
+        or not 1 <= len(receipts) <= MESSAGES_MAX
+        or not all(isinstance(each, str) for each in receipts)
+    ):
+        raise InvalidArgument(
+            f"receipts must be an array of 1 to {MESSAGES_MAX} receipts as they were received"
+        )
     verdict, error = found.get("verdict", "ack"), found.get("error", "")
     if verdict not in VERDICTS:
         raise InvalidArgument(f"verdict is one of {', '.join(VERDICTS)}, not {verdict!r}")
@@ -126,13 +138,19 @@ def _object(body: bytes, known: set[str]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidArgument(f"the body is a JSON object, not {found!r:.100}")
     if found.keys() - known:
-        raise InvalidArgument(f"unknown fields: {', '.join(sorted(found.keys() - known))}; known fields: {', '.join(sorted(known))}")
+        raise InvalidArgument(
+            f"unknown fields: {', '.join(sorted(found.keys() - known))}; known fields: {', '.join(sorted(known))}"
+        )
     return found
 
 
 def _number(name: str, given: object, least: float, most: float) -> float:
     try:
-        found = math.nan if isinstance(given, bool) or not isinstance(given, str | int | float) else float(given)
+        found = (
+            math.nan
+            if isinstance(given, bool) or not isinstance(given, str | int | float)
+            else float(given)
+        )
     except (ValueError, OverflowError):
         found = math.nan
     if not least <= found <= most or (name == "messages_max" and found != int(found)):

@@ -26,7 +26,15 @@ from qmq.client.consuming.ordered.consumer import AnyMessage
 from qmq.integrations import cloud_event
 from qmq.integrations.http.clients import Connect, HttpCaller, HttpClients
 from qmq.integrations.http.openapi import document
-from qmq.integrations.http.requests import HttpMessage, SendOptions, Settle, messages_of, receive_of, send_options, settle_of
+from qmq.integrations.http.requests import (
+    HttpMessage,
+    SendOptions,
+    Settle,
+    messages_of,
+    receive_of,
+    send_options,
+    settle_of,
+)
 from qmq.rpc.web_server import ServedCertificate, WebServer, attempt, proven
 from qmq.text import joined
 
@@ -62,15 +70,25 @@ class HttpSite:
             routes=[
                 Route("/openapi.json", _openapi, methods=["GET"]),
                 Route("/subjects/{subject}", partial(self._answer, _send), methods=["POST"]),
-                Route("/subjects/{subject}/groups/{group}/receive", partial(self._answer, _receive), methods=["POST"]),
-                Route("/subjects/{subject}/groups/{group}/settle", partial(self._answer, _settle), methods=["POST"]),
+                Route(
+                    "/subjects/{subject}/groups/{group}/receive",
+                    partial(self._answer, _receive),
+                    methods=["POST"],
+                ),
+                Route(
+                    "/subjects/{subject}/groups/{group}/settle",
+                    partial(self._answer, _settle),
+                    methods=["POST"],
+                ),
             ]
         )
 
     async def _answer(self, handler: Handler, request: Request) -> Response:
         try:
             _require_no_page(request.headers)
-            async with self._clients.caller(request.headers.get("authorization"), partial(attempt, request.scope)) as caller:
+            async with self._clients.caller(
+                request.headers.get("authorization"), partial(attempt, request.scope)
+            ) as caller:
                 if caller.principal:
                     proven(request.scope, caller.principal)
                 return JSONResponse(await handler(caller, request, await _body(request)))
@@ -87,7 +105,9 @@ class HttpSite:
 def _require_no_page(headers: Headers) -> None:
     """Browsers name the site whose page sent a request, also if its name was made to lead here (DNS rebinding). Raises AccessDenied."""
     if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
-        raise errors.AccessDenied("a page in a browser sent this: send from the page's own server, or let a proxy check and remove Origin")
+        raise errors.AccessDenied(
+            "a page in a browser sent this: send from the page's own server, or let a proxy check and remove Origin"
+        )
 
 
 async def _openapi(_: Request) -> Response:
@@ -108,12 +128,26 @@ async def _send(caller: HttpCaller, request: Request, body: bytes) -> dict[str, 
     query = request.query_params
     options = send_options(query, query.getlist("tag"))
     messages = messages_of({name.lower(): value for name, value in request.headers.items()}, body)
-    return {"messages": [await _sent(caller.client, request.path_params["subject"], each, options) for each in messages]}
+    return {
+        "messages": [
+            await _sent(caller.client, request.path_params["subject"], each, options)
+            for each in messages
+        ]
+    }
 
 
-async def _sent(mq: qmq.Client, subject: str, message: HttpMessage, options: SendOptions) -> dict[str, Any]:
+async def _sent(
+    mq: qmq.Client, subject: str, message: HttpMessage, options: SendOptions
+) -> dict[str, Any]:
     key = message.key if message.key is not None else options.key
-    found = await mq.send(subject, message.body, key=key, tags=options.tags, headers=message.headers, delay=options.delay)
+    found = await mq.send(
+        subject,
+        message.body,
+        key=key,
+        tags=options.tags,
+        headers=message.headers,
+        delay=options.delay,
+    )
     delayed = {} if found.delayed_id is None else {"delayed_id": str(found.delayed_id)}
     return {"id": str(found.id), **delayed}
 
@@ -139,7 +173,9 @@ async def _receive(caller: HttpCaller, request: Request, body: bytes) -> dict[st
             message.body = b""  # only the verdict is to come
         except Exception as failure:  # this message fails its attempt alone
             log.exception("message %s of %s cannot be written as JSON", message.id, subject)
-            caller.group(subject, group).settle(Settle([receipt], "nack", timedelta(0), f"no JSON: {failure!r}"))
+            caller.group(subject, group).settle(
+                Settle([receipt], "nack", timedelta(0), f"no JSON: {failure!r}")
+            )
     return {"messages": shown}
 
 
@@ -170,15 +206,27 @@ def message_fields(receipt: str, message: AnyMessage) -> dict[str, Any]:
 
 
 async def _settle(caller: HttpCaller, request: Request, body: bytes) -> dict[str, Any]:
-    settled, over = caller.group(request.path_params["subject"], request.path_params["group"]).settle(settle_of(body))
+    settled, over = caller.group(
+        request.path_params["subject"], request.path_params["group"]
+    ).settle(settle_of(body))
     return {"settled": list(settled), "over": list(over)}
 
 
 def refusal(failure: qmq.QmqError) -> Response:
     """The answer that tells an error."""
     status = next((code for kind, code in STATUSES if isinstance(failure, kind)), 503)
-    headers = {"www-authenticate": "Bearer"} if status == 401 else {"retry-after": "1"} if status in (429, 503) else None
-    found = {"code": failure.code, "error": failure.message, "outcome": failure.outcome.name.lower()}
+    headers = (
+        {"www-authenticate": "Bearer"}
+        if status == 401
+        else {"retry-after": "1"}
+        if status in (429, 503)
+        else None
+    )
+    found = {
+        "code": failure.code,
+        "error": failure.message,
+        "outcome": failure.outcome.name.lower(),
+    }
     return JSONResponse(found, status, headers)
 
 

@@ -62,12 +62,16 @@ class Arrivals:
     def start(self) -> None:
         """Begin to receive messages. Harmless to repeat."""
         if self._pump is None:
-            self._pump = self._link.call(lambda: asyncio.get_running_loop().create_task(self._bring()))
+            self._pump = self._link.call(
+                lambda: asyncio.get_running_loop().create_task(self._bring())
+            )
 
     async def _bring(self) -> None:
         try:
             while True:
-                found = await self._consumer.pull(AT_ONCE, timedelta(seconds=20) if self.has_looked else SOON)
+                found = await self._consumer.pull(
+                    AT_ONCE, timedelta(seconds=20) if self.has_looked else SOON
+                )
                 self.has_looked = True
                 self.arrived.extend(found)
                 self._link.wake()
@@ -150,7 +154,17 @@ class StreamQueues:
     def is_passing(self, queue: str) -> bool:
         return queue in self._passing
 
-    def bind(self, link: ClusterLink, queue: str, subject: str, group: str, *, name: str, tags: list[str], lease_ms: int) -> None:
+    def bind(
+        self,
+        link: ClusterLink,
+        queue: str,
+        subject: str,
+        group: str,
+        *,
+        name: str,
+        tags: list[str],
+        lease_ms: int,
+    ) -> None:
         """Read a subject from now on. A passing queue is the consumer `name` of a broadcast group."""
         self._readers[queue] = Arrivals(
             link,

@@ -42,7 +42,14 @@ class Channel(virtual.Channel):
     supports_fanout = True
     do_restore = False  # the broker keeps unsettled messages
     body_encoding = None  # type: ignore[assignment]
-    from_transport_options = (*virtual.Channel.from_transport_options, "group", "priority_steps", "stream_exchanges", "lease", "prefix")  # type: ignore[assignment]
+    from_transport_options = (
+        *virtual.Channel.from_transport_options,
+        "group",
+        "priority_steps",
+        "stream_exchanges",
+        "lease",
+        "prefix",
+    )  # type: ignore[assignment]
     group: str = ""
     priority_steps: tuple[int, ...] = ()
     stream_exchanges: tuple[str, ...] = STREAMS
@@ -73,7 +80,9 @@ class Channel(virtual.Channel):
 
     def _subjects(self, queue: str) -> list[str]:
         """The subjects of a queue, the highest priority first."""
-        return [self._subject(queue, step) for step in sorted({0, *self.priority_steps}, reverse=True)]
+        return [
+            self._subject(queue, step) for step in sorted({0, *self.priority_steps}, reverse=True)
+        ]
 
     def _group(self, subject: str) -> str:
         return self.group or subject
@@ -87,7 +96,11 @@ class Channel(virtual.Channel):
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
         """Remember a queue. Its subject is created with its first message or consumer: a queue that only reads a stream needs none."""
-        return queue_declare_ok_t(queue, 0, 0) if queue in self._streams else super().queue_declare(queue, passive, **kwargs)
+        return (
+            queue_declare_ok_t(queue, 0, 0)
+            if queue in self._streams
+            else super().queue_declare(queue, passive, **kwargs)
+        )
 
     def _size(self, queue: str) -> int:
         return sum(self.link.waiting(each, self._group(each)) for each in self._subjects(queue))
@@ -100,7 +113,9 @@ class Channel(virtual.Channel):
             self.link.purge(each)
         return size
 
-    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> None:
         """Delete a queue with its messages and bindings."""
         if if_empty and queue not in self._streams and self._size(queue):
             return
@@ -120,22 +135,38 @@ class Channel(virtual.Channel):
         subject = self._stream(exchange)
         self.link.ensure(subject)
         is_direct = self.typeof(exchange).type == "direct"
-        group = name_of(f"{self.prefix}kombu") if self._streams.is_passing(queue) else self._group(name_of(queue))
+        group = (
+            name_of(f"{self.prefix}kombu")
+            if self._streams.is_passing(queue)
+            else self._group(name_of(queue))
+        )
         tags = [name_of(routing_key)] if is_direct else []
-        self._streams.bind(self.link, queue, subject, group, name=name_of(queue), tags=tags, lease_ms=self._lease_ms)
+        self._streams.bind(
+            self.link,
+            queue,
+            subject,
+            group,
+            name=name_of(queue),
+            tags=tags,
+            lease_ms=self._lease_ms,
+        )
         if pattern is not None:
             self._streams.accept(queue, pattern)
 
     def _is_stream(self, exchange: str) -> bool:
         known = self.state.exchanges.get(exchange)
-        return (known is not None and known["type"] == "fanout") or any(fnmatchcase(exchange, each) for each in self.stream_exchanges)
+        return (known is not None and known["type"] == "fanout") or any(
+            fnmatchcase(exchange, each) for each in self.stream_exchanges
+        )
 
     def _stream(self, exchange: str) -> str:
         return name_of(f"{self.prefix}kombu.exchange.{exchange}")
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
-    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+    def basic_publish(
+        self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
+    ) -> Any:
         """Send a message, and return when it is stored. Raises as `Client.send`."""
         if not exchange or not self._is_stream(exchange):
             return super().basic_publish(message, exchange, routing_key, **kwargs)
@@ -144,18 +175,31 @@ class Channel(virtual.Channel):
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         priority = self._get_message_priority(message) if self.priority_steps else 0
-        subject = self._subject(queue, max((step for step in self.priority_steps if step <= priority), default=0))
+        subject = self._subject(
+            queue, max((step for step in self.priority_steps if step <= priority), default=0)
+        )
         self.link.ensure(subject)
         body, headers = envelope.packed(message)
-        self.link.send(subject, body, headers, key=envelope.task_of(message), at=envelope.due_of(message))
+        self.link.send(
+            subject, body, headers, key=envelope.task_of(message), at=envelope.due_of(message)
+        )
 
-    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+    def _put_fanout(
+        self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any
+    ) -> None:
         subject = self._stream(exchange)
         self.link.ensure(subject)
         body, headers = envelope.packed(message)
         if exchange.endswith(".pidbox") and (revoked := envelope.revoked_tasks(body)):
             self.link.cancel(revoked)  # a worker does not have a task yet that waits for its time
-        self.link.send(subject, body, headers, key=None, tags=[name_of(routing_key)] if routing_key else (), at=None)
+        self.link.send(
+            subject,
+            body,
+            headers,
+            key=None,
+            tags=[name_of(routing_key)] if routing_key else (),
+            at=None,
+        )
 
     # --- receiving -----------------------------------------------------------------------------------------------------
 
@@ -173,11 +217,21 @@ class Channel(virtual.Channel):
                 self.link.ensure(each)
             prefetch = self.qos.prefetch_count or UNLIMITED
             self._readers[queue] = [
-                Arrivals(self.link, each, self._group(each), prefetch=prefetch, lease_ms=self._lease_ms) for each in subjects
+                Arrivals(
+                    self.link, each, self._group(each), prefetch=prefetch, lease_ms=self._lease_ms
+                )
+                for each in subjects
             ]
         return self._readers[queue]
 
-    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[..., object], consumer_tag: str, **kwargs: Any) -> None:
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[..., object],
+        consumer_tag: str,
+        **kwargs: Any,
+    ) -> None:
         """Consume from a queue."""
         readers = self._readers_of(queue)
 
@@ -200,10 +254,15 @@ class Channel(virtual.Channel):
             except (*self.connection.connection_errors, *self.connection.channel_errors):
                 raise
             except Exception:
-                if ("task" not in raw["headers"] and not _is_of_a_worker(callback)) or tag not in self._held:
+                if (
+                    "task" not in raw["headers"] and not _is_of_a_worker(callback)
+                ) or tag not in self._held:
                     raise
                 # Celery reads a task where nothing catches an error: such a message would end one worker after another.
-                log.exception("a task of %s goes to the dead-letter queue: the worker could not read it", queue)
+                log.exception(
+                    "a task of %s goes to the dead-letter queue: the worker could not read it",
+                    queue,
+                )
                 self.basic_reject(tag)
                 return None
 
@@ -232,7 +291,9 @@ class Channel(virtual.Channel):
             self._leaving.remove(each)
             each.close()
 
-    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+    def basic_qos(
+        self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False
+    ) -> None:
         """Hold at most `prefetch_count` messages of each queue without a verdict."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
         for readers in self._readers.values():
@@ -269,13 +330,23 @@ class Channel(virtual.Channel):
         """The message in kombu's form; None if it has expired, or is not for this queue."""
         tag = self._next_delivery_tag()
         try:
-            found = envelope.unpacked(message.body, message.headers.get(envelope.HEADER, b""), tag=tag, attempt=message.attempt)
+            found = envelope.unpacked(
+                message.body,
+                message.headers.get(envelope.HEADER, b""),
+                tag=tag,
+                attempt=message.attempt,
+            )
         except envelope.NotKombu as failure:
-            warnings.warn(f"a message of {message.subject} was not sent by kombu and goes to the dead-letter queue", stacklevel=1)
+            warnings.warn(
+                f"a message of {message.subject} was not sent by kombu and goes to the dead-letter queue",
+                stacklevel=1,
+            )
             self.link.call_soon(message.reject, f"no message of kombu: {failure}")
             return None
         pattern = self._streams.pattern(queue)
-        is_wanted = pattern is None or self.typeof_topic._match(pattern, found["properties"]["delivery_info"].get("routing_key") or "")
+        is_wanted = pattern is None or self.typeof_topic._match(
+            pattern, found["properties"]["delivery_info"].get("routing_key") or ""
+        )
         if not is_wanted or envelope.expired(found, message.create_time_ms, self.link.now_ms):
             self.link.call_soon(message.ack_later)
             return None

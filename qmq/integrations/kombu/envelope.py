@@ -24,7 +24,18 @@ _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]")
 _MILLISECONDS: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 _NAME_CHARS: Final = limits.NAME_CHARS_MAX - 9
 _TEXTS: Final = (
-    *("root_id", "parent_id", "group", "taskset", "shadow", "lang", "meth", "origin", "argsrepr", "kwargsrepr"),
+    *(
+        "root_id",
+        "parent_id",
+        "group",
+        "taskset",
+        "shadow",
+        "lang",
+        "meth",
+        "origin",
+        "argsrepr",
+        "kwargsrepr",
+    ),
     *("reply_to", "correlation_id"),
 )
 _NUMBERS: Final = ("retries", "group_index", "replaced_task_nesting", "ignore_result", "priority")
@@ -57,17 +68,24 @@ def unpacked(body: bytes, header: bytes, *, tag: str, attempt: int) -> dict[str,
     try:
         message = loads(header.decode())
     except Exception as cause:  # kombu's decoders of dates, decimals and so on raise anything for a value that is not theirs
-        raise NotKombu(f"its header {HEADER!r} is no JSON of kombu: {type(cause).__name__}") from None
+        raise NotKombu(
+            f"its header {HEADER!r} is no JSON of kombu: {type(cause).__name__}"
+        ) from None
     found = _mapping(message, "the header")
     properties = _mapping(found.get("properties"), "properties")
     delivery = _mapping(properties.setdefault("delivery_info", {}), "delivery_info")
     headers = _mapping(found.setdefault("headers", {}), "headers")
-    for part, names in ((found, ("content-type", "content-encoding")), (delivery, ("exchange", "routing_key"))):
+    for part, names in (
+        (found, ("content-type", "content-encoding")),
+        (delivery, ("exchange", "routing_key")),
+    ):
         for name in names:
             _require(isinstance(part.get(name), str | None), name)
     _require(properties.get("body_encoding") is None, "body_encoding")
     expiration = properties.get("expiration")
-    _require(expiration is None or _MILLISECONDS.fullmatch(str(expiration)) is not None, "expiration")
+    _require(
+        expiration is None or _MILLISECONDS.fullmatch(str(expiration)) is not None, "expiration"
+    )
     if "task" in headers:
         _check_task({**headers, **_answer_fields(properties)})
     found["body"] = body
@@ -89,8 +107,14 @@ def check_payload(message: virtual.Message) -> None:
     elif "task" in headers:
         _require(isinstance(payload, list | tuple) and len(payload) == 3, "the body")
         arguments, keywords, following = payload
-        _require(isinstance(arguments, list | tuple) and isinstance(keywords, dict), "the body's arguments")
-        _require(following is None or (isinstance(following, dict) and set(following) <= _FOLLOWING), "the body's third part")
+        _require(
+            isinstance(arguments, list | tuple) and isinstance(keywords, dict),
+            "the body's arguments",
+        )
+        _require(
+            following is None or (isinstance(following, dict) and set(following) <= _FOLLOWING),
+            "the body's third part",
+        )
         _check_task({**headers, **(following or {})})
 
 
@@ -107,7 +131,11 @@ def _check_task(fields: Mapping[str, Any]) -> None:
     for name in ("eta", "expires"):
         _require(isinstance(fields.get(name), datetime | None) or _is_text(fields[name]), name)
     for name in _NUMBERS:
-        _require(fields.get(name) is None or (isinstance(fields[name], int) and _is_number(fields[name])), name)
+        _require(
+            fields.get(name) is None
+            or (isinstance(fields[name], int) and _is_number(fields[name])),
+            name,
+        )
     for name in _LISTS:
         found = fields.get(name) or []
         _require(isinstance(found, list | tuple) and all(map(_is_signature, found)), name)
@@ -122,7 +150,11 @@ def _check_task(fields: Mapping[str, Any]) -> None:
 
 def _is_text(value: Any) -> bool:
     """Whether it is text that any store of results can have in a name."""
-    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= each <= "\udfff" for each in value)
+    return (
+        isinstance(value, str)
+        and "\0" not in value
+        and not any("\ud800" <= each <= "\udfff" for each in value)
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -176,4 +208,8 @@ def revoked_tasks(command: bytes) -> list[str]:
         return []
     arguments = found.get("arguments")
     ids = arguments.get("task_id") if isinstance(arguments, dict) else None
-    return [each for each in ([ids] if isinstance(ids, str) else ids if isinstance(ids, list) else []) if isinstance(each, str)]
+    return [
+        each
+        for each in ([ids] if isinstance(ids, str) else ids if isinstance(ids, list) else [])
+        if isinstance(each, str)
+    ]

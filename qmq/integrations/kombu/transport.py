@@ -21,9 +21,26 @@ from qmq.process.address import Address
 DEFAULT_PORT: Final = 20880
 CONNECT_S: Final = 5.0
 DELIVERY_TIMEOUT: Final = timedelta(seconds=20)
-OWN_OPTIONS: Final = ("retention", "group", "prefix", "lease", "priority_steps", "stream_exchanges", "tls", "delivery_timeout")
+OWN_OPTIONS: Final = (
+    "retention",
+    "group",
+    "prefix",
+    "lease",
+    "priority_steps",
+    "stream_exchanges",
+    "tls",
+    "delivery_timeout",
+)
 KOMBUS_OPTIONS: Final = (
-    *("max_retries", "interval_start", "interval_step", "interval_max", "connect_retries_timeout", "errback", "callback"),
+    *(
+        "max_retries",
+        "interval_start",
+        "interval_step",
+        "interval_max",
+        "connect_retries_timeout",
+        "errback",
+        "callback",
+    ),
     *("confirm_publish", "body_encoding", "deadletter_queue"),
 )
 """Transport options that kombu itself reads; and `confirm_publish`, which every publish to QMQ is."""
@@ -34,26 +51,42 @@ def _check(params: Any, options: Mapping[str, Any]) -> None:
     """Raises InvalidArgument for a setting that would be ignored."""
     unknown = sorted(set(options) - {*OWN_OPTIONS, *KOMBUS_OPTIONS})
     if unknown:
-        raise InvalidArgument(f"QMQ has no transport options {', '.join(unknown)}: it has {', '.join(OWN_OPTIONS)}")
+        raise InvalidArgument(
+            f"QMQ has no transport options {', '.join(unknown)}: it has {', '.join(OWN_OPTIONS)}"
+        )
     for name in ("group", "prefix"):
         if not isinstance(options.get(name, ""), str):
             raise InvalidArgument(f"the transport option {name} is a text, not {options[name]!r}")
     texts("the transport option stream_exchanges", options.get("stream_exchanges", ()))
     steps = options.get("priority_steps", ())
-    if not isinstance(steps, list | tuple) or not all(type(each) is int and 0 <= each <= PRIORITY_MAX for each in steps):
-        raise InvalidArgument(f"the transport option priority_steps is a list of numbers from 0 to {PRIORITY_MAX}, not {steps!r}")
+    if not isinstance(steps, list | tuple) or not all(
+        type(each) is int and 0 <= each <= PRIORITY_MAX for each in steps
+    ):
+        raise InvalidArgument(
+            f"the transport option priority_steps is a list of numbers from 0 to {PRIORITY_MAX}, not {steps!r}"
+        )
     if options.get("confirm_publish", True) is not True:
-        raise InvalidArgument("QMQ confirms every publish: leave the transport option confirm_publish out")
+        raise InvalidArgument(
+            "QMQ confirms every publish: leave the transport option confirm_publish out"
+        )
     for name in ("retention", "lease", "delivery_timeout"):
         found = options.get(name)
         if found is not None and (not isinstance(found, timedelta) or found <= timedelta(0)):
-            raise InvalidArgument(f"the transport option {name} is a timedelta longer than 0, not {found!r}")
+            raise InvalidArgument(
+                f"the transport option {name} is a timedelta longer than 0, not {found!r}"
+            )
     if params.virtual_host not in (None, "", "/"):
-        raise InvalidArgument(f"a URL of QMQ has no path, and this one has {params.virtual_host!r}: use the transport option prefix")
+        raise InvalidArgument(
+            f"a URL of QMQ has no path, and this one has {params.virtual_host!r}: use the transport option prefix"
+        )
     if params.ssl:
-        raise InvalidArgument("QMQ does not read kombu's `ssl` (Celery's broker_use_ssl): use the transport option tls, a qmq.Tls")
+        raise InvalidArgument(
+            "QMQ does not read kombu's `ssl` (Celery's broker_use_ssl): use the transport option tls, a qmq.Tls"
+        )
     if params.userid and not params.password:
-        raise InvalidArgument("a URL of QMQ has no user, and its password is the token: write qmq://:TOKEN@host")
+        raise InvalidArgument(
+            "a URL of QMQ has no user, and its password is the token: write qmq://:TOKEN@host"
+        )
 
 
 class Transport(virtual.Transport):
@@ -80,7 +113,11 @@ class Transport(virtual.Transport):
     implements = virtual.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"]), heartbeats=False
     )
-    connection_errors = (*virtual.Transport.connection_errors, qmq.errors.Unavailable, qmq.errors.ClientClosed)  # type: ignore[assignment]
+    connection_errors = (
+        *virtual.Transport.connection_errors,
+        qmq.errors.Unavailable,
+        qmq.errors.ClientClosed,
+    )  # type: ignore[assignment]
     channel_errors = (*virtual.Transport.channel_errors, qmq.errors.CallerError)  # type: ignore[assignment]
 
     _link: ClusterLink | None = None
@@ -103,7 +140,9 @@ class Transport(virtual.Transport):
         params: Any = self.client
         options = params.transport_options
         _check(params, options)
-        address = str(Address(params.hostname or "localhost", int(params.port or self.default_port)))
+        address = str(
+            Address(params.hostname or "localhost", int(params.port or self.default_port))
+        )
         retention = options.get("retention")
 
         def connect() -> qmq.Client:
@@ -116,7 +155,9 @@ class Transport(virtual.Transport):
             )
 
         self._link = ClusterLink(
-            connect, params.connect_timeout or CONNECT_S, None if retention is None else int(retention.total_seconds() * 1000)
+            connect,
+            params.connect_timeout or CONNECT_S,
+            None if retention is None else int(retention.total_seconds() * 1000),
         )
         return super().establish_connection()  # type: ignore[no-any-return]
 

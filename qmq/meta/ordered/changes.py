@@ -32,8 +32,24 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from qmq_coordination.broker_groups import Mode, group_key, read_group
-from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, Operation, Put, absent, unchanged
-from qmq_coordination.ordered_records import Fence, change_key, fence_key, groups_prefix, latest_key, route_key, stale_prefix
+from qmq_coordination.coordination_store import (
+    CoordinationStore,
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    absent,
+    unchanged,
+)
+from qmq_coordination.ordered_records import (
+    Fence,
+    change_key,
+    fence_key,
+    groups_prefix,
+    latest_key,
+    route_key,
+    stale_prefix,
+)
 from qmq_coordination.subjects import decode_subject, subject_key
 from qmq_coordination.view import ClusterView
 from qmq_ordering.changes import PhaseEvent, merge, move, next_route, split, step
@@ -72,7 +88,13 @@ class Sealing:
     """Closes the sources of a change. `arrow` is called before and after each step, with the step's name: a hook for tests."""
 
     def __init__(
-        self, store: CoordinationStore, sealer: PartitionMasters, *, sleep: Sleep, now_ms: Callable[[], int], arrow: Arrow
+        self,
+        store: CoordinationStore,
+        sealer: PartitionMasters,
+        *,
+        sleep: Sleep,
+        now_ms: Callable[[], int],
+        arrow: Arrow,
     ) -> None:
         self._store = store
         self.sealer = sealer
@@ -86,7 +108,9 @@ class Sealing:
         """Note that the broker group was silent for long enough to be fenced."""
         self._silent_since[broker_group] = self._now_ms() - int(FENCE_AFTER_S * 1000)
 
-    async def silent_first(self, subject: str, sources: Sequence[PhysicalPartition]) -> list[PhysicalPartition]:
+    async def silent_first(
+        self, subject: str, sources: Sequence[PhysicalPartition]
+    ) -> list[PhysicalPartition]:
         """Sort sources with silent masters first, so that writers of the others can continue while a lease expires."""
         if len(sources) < 2:
             return list(sources)
@@ -99,14 +123,23 @@ class Sealing:
                 silent.append(part)
         return silent + well
 
-    async def close(self, subject: str, part: PhysicalPartition, change: Change, record: KeyValue, fencing: Fencing) -> int:
+    async def close(
+        self,
+        subject: str,
+        part: PhysicalPartition,
+        change: Change,
+        record: KeyValue,
+        fencing: Fencing,
+    ) -> int:
         """Seal a source, or fence it. `record` is the change as stored. Returns the sequence of its command message, or FENCED. If the
         record has changed, another metaserver closed the source: then the result is not to be stored. Raises RouteConflict.
         """
         while True:
             await self._arrow("before seal")
             try:
-                sequence = await self.sealer.seal(part.group, subject, part.number, change.id, change.to_version)
+                sequence = await self.sealer.seal(
+                    part.group, subject, part.number, change.id, change.to_version
+                )
                 await self._arrow("behind seal")
                 self._silent_since.pop(part.group, None)
                 return sequence
@@ -115,16 +148,22 @@ class Sealing:
             except QmqError:
                 since_ms = self._silent_since.setdefault(part.group, self._now_ms())
                 # Call again, to learn the outcome. A broker that does not know the subject yet (CallerError) will learn of it.
-                if fencing is Fencing.LEASE and await self._is_fenced(subject, part, change, record, since_ms):
+                if fencing is Fencing.LEASE and await self._is_fenced(
+                    subject, part, change, record, since_ms
+                ):
                     return FENCED
             await self._sleep(RETRY_S)
 
-    async def _is_fenced(self, subject: str, part: PhysicalPartition, change: Change, record: KeyValue, since_ms: int) -> bool:
+    async def _is_fenced(
+        self, subject: str, part: PhysicalPartition, change: Change, record: KeyValue, since_ms: int
+    ) -> bool:
         """Whether there is a fence, or the record has changed; puts a fence if it is time. The clock only decides when to try; the store's
         keys decide whether the fence is put.
         """
         key = fence_key(part.group, subject, part.number)
-        if (now := await self._store.get(record.key)) is None or now.mod_revision != record.mod_revision:
+        if (
+            now := await self._store.get(record.key)
+        ) is None or now.mod_revision != record.mod_revision:
             return True
         if _is_ours(await self._store.get(key), change):
             return True
@@ -134,13 +173,22 @@ class Sealing:
         if "master" in state.items:
             return False  # the master's lease has not ended, or there is a new master: call again
         epoch = state.items.get("epoch")
-        epoch_as_read = absent(group_key(part.group, "epoch")) if epoch is None else unchanged(epoch)
-        compares = [absent(group_key(part.group, "master")), epoch_as_read, absent(key), unchanged(record)]
+        epoch_as_read = (
+            absent(group_key(part.group, "epoch")) if epoch is None else unchanged(epoch)
+        )
+        compares = [
+            absent(group_key(part.group, "master")),
+            epoch_as_read,
+            absent(key),
+            unchanged(record),
+        ]
         await self._arrow("before fence")
         # Unknown outcome: read back. If the transaction is executed late, its comparison held then, and the fence closes a partition that
         # this change closes anyway.
         with suppress(CoordinationUnknown):
-            await self._store.txn(compares, [Put(key, Fence(change.id, change.to_version).encode())])
+            await self._store.txn(
+                compares, [Put(key, Fence(change.id, change.to_version).encode())]
+            )
         await self._arrow("behind fence")
         return _is_ours(await self._store.get(key), change)
 
@@ -182,7 +230,9 @@ class RouteChanges:
 
     # --- prepare -------------------------------------------------------------------------------------------------------
 
-    async def prepare(self, subject: str, make: Callable[[Route], Change], *, from_version: int = 0) -> Change:
+    async def prepare(
+        self, subject: str, make: Callable[[Route], Change], *, from_version: int = 0
+    ) -> Change:
         """Write the change that `make` makes from the latest route. After that, any metaserver will complete the change.
 
         Raises:
@@ -225,10 +275,16 @@ class RouteChanges:
         lost: CoordinationUnknown | None = None
         while True:
             try:
-                if (await self._store.txn([unchanged(latest), absent(key)], [Put(key, change.encode())])).succeeded:
+                if (
+                    await self._store.txn(
+                        [unchanged(latest), absent(key)], [Put(key, change.encode())]
+                    )
+                ).succeeded:
                     return
                 found = await self._store.get(key)
-                if found is None:  # `latest` has changed: this change's key exists, or will never exist
+                if (
+                    found is None
+                ):  # `latest` has changed: this change's key exists, or will never exist
                     raise RouteConflict(
                         f"the route of subject {subject!r} changed in the meantime: read the route again, then plan the change again"
                     )
@@ -338,7 +394,9 @@ class RouteChanges:
         for number in [number for number, sequence in change.sealed.items() if sequence == FENCED]:
             part = _source(await self.route(subject, version - 1), number)
             with suppress(QmqError):
-                sequence = await self.sealing.sealer.seal(part.group, subject, number, change.id, version)
+                sequence = await self.sealing.sealer.seal(
+                    part.group, subject, number, change.id, version
+                )
                 after = step(after, PhaseEvent.SOURCE_SEALED, number=number, sequence=sequence)
         if after != change:
             await self._store.txn([unchanged(item)], [Put(item.key, after.encode())])
@@ -405,7 +463,9 @@ class Plans:
         self._view = view
         self._masters = masters
 
-    async def plan(self, request: pb.ChangeRouteRequest, config: SubjectConfig, route: Route, change_id: str) -> Make:
+    async def plan(
+        self, request: pb.ChangeRouteRequest, config: SubjectConfig, route: Route, change_id: str
+    ) -> Make:
         """Return a function that makes the change from a route. `route` is the latest known one, for measuring loads.
 
         Raises InvalidArgument, UnknownPartition; NotConnected if the load is needed and a master does not answer.
@@ -413,33 +473,60 @@ class Plans:
         which = request.WhichOneof("operation")
         if which == "merge":
             joined, group = tuple(request.merge.partitions), request.merge.broker_group
-            return lambda found: merge(found, joined, change_id=change_id, group=group, reason=request.reason)
+            return lambda found: merge(
+                found, joined, change_id=change_id, group=group, reason=request.reason
+            )
         if which == "move":
             number, target = request.move.partition, request.move.broker_group
-            return lambda found: move(found, number, target, change_id=change_id, reason=request.reason)
+            return lambda found: move(
+                found, number, target, change_id=change_id, reason=request.reason
+            )
         if which != "split":
             raise InvalidArgument("name the change of the route: split, merge or move")
         at = tuple(request.split.at) or await self._cut(config.name, route, request.split)
-        places = tuple(request.split.broker_groups) or self.spread(config, route, request.split.partition, len(at) + 1)
-        return lambda found: split(found, request.split.partition, at, change_id=change_id, groups=places, reason=request.reason)
+        places = tuple(request.split.broker_groups) or self.spread(
+            config, route, request.split.partition, len(at) + 1
+        )
+        return lambda found: split(
+            found,
+            request.split.partition,
+            at,
+            change_id=change_id,
+            groups=places,
+            reason=request.reason,
+        )
 
-    async def _cut(self, subject: str, route: Route, operation: pb.SplitOperation) -> tuple[int, ...]:
+    async def _cut(
+        self, subject: str, route: Route, operation: pb.SplitOperation
+    ) -> tuple[int, ...]:
         """Choose cuts by the load that the partition's master has counted."""
         part = require_partition(route, operation.partition)
-        request = control.DescribeLanesRequest(subject=subject, partitions=[part.number], with_load=True)
+        request = control.DescribeLanesRequest(
+            subject=subject, partitions=[part.number], with_load=True
+        )
         answer = await self._masters.describe_lanes(part.group, request)
-        load = next((list(each.lp_load) for each in answer.partitions if each.partition == part.number), [])
-        return tuple(cut_by_load(part.range, load or [0.0] * part.range.width, operation.parts or 2))
+        load = next(
+            (list(each.lp_load) for each in answer.partitions if each.partition == part.number), []
+        )
+        return tuple(
+            cut_by_load(part.range, load or [0.0] * part.range.width, operation.parts or 2)
+        )
 
-    def spread(self, config: SubjectConfig, route: Route, number: int, parts: int) -> tuple[str, ...]:
+    def spread(
+        self, config: SubjectConfig, route: Route, number: int, parts: int
+    ) -> tuple[str, ...]:
         """The broker groups of the parts: the subject's groups with the fewest partitions first. Empty if all parts stay."""
-        writable = [name for name in config.groups if self._view.group(name).mode is Mode.READ_WRITE]
+        writable = [
+            name for name in config.groups if self._view.group(name).mode is Mode.READ_WRITE
+        ]
         if len(writable) < 2:
             return ()
         return spread(route, require_partition(route, number), parts, writable)
 
 
-def spread(route: Route, source: PhysicalPartition, parts: int, groups: Sequence[str]) -> tuple[str, ...]:
+def spread(
+    route: Route, source: PhysicalPartition, parts: int, groups: Sequence[str]
+) -> tuple[str, ...]:
     """A group for each part: always the one with the fewest partitions; of several, the source's own, then by name. Pure."""
     counts = Counter(part.group for part in route.partitions if part.number != source.number)
     places = []
@@ -455,5 +542,7 @@ def require_partition(route: Route, number: int) -> PhysicalPartition:
     part = route.partition(number)
     if part is None:
         here = ", ".join(str(each.number) for each in route.partitions)
-        raise UnknownPartition(f"version {route.version} of the route has no partition {number}: it has {here}")
+        raise UnknownPartition(
+            f"version {route.version} of the route has no partition {number}: it has {here}"
+        )
     return part

@@ -15,7 +15,15 @@ from contextlib import suppress
 from typing import Any, Final
 
 from qmq_coordination.coordination_store import NO_LEASE, CoordinationStore, Put, absent
-from qmq_coordination.ordered_records import LEADER, OrderedState, assignment_key, change_key, group_record_key, latest_key, route_key
+from qmq_coordination.ordered_records import (
+    LEADER,
+    OrderedState,
+    assignment_key,
+    change_key,
+    group_record_key,
+    latest_key,
+    route_key,
+)
 from qmq_coordination.view import ClusterView
 from qmq_coordination.view import ViewChange as ViewChange
 from qmq_ordering.lanes import GroupRecord
@@ -70,7 +78,9 @@ class ControllerElection:
                 await self._store.keep_alive(self._lease)
                 return True
         lease = await self._store.grant(self._lease_s)
-        if (await self._store.txn([absent(LEADER)], [Put(LEADER, self._name.encode(), lease)])).succeeded:
+        if (
+            await self._store.txn([absent(LEADER)], [Put(LEADER, self._name.encode(), lease)])
+        ).succeeded:
             self._lease = lease
             return True
         with suppress(CoordinationError):
@@ -126,7 +136,9 @@ class Controller:
         self.groups = GroupRounds(self.records, masters, gather=at_once)
         self.placing = Placing(self.records, masters)
         self.forgetting = Forgetting(self.records, self.placing, masters)
-        self.changes = RouteChanges(store, masters, sleep=asyncio.sleep, now_ms=clock.time_ms, new_id=new_id)
+        self.changes = RouteChanges(
+            store, masters, sleep=asyncio.sleep, now_ms=clock.time_ms, new_id=new_id
+        )
         self.members = Members(store, clock.time_ms, clock.monotonic_ms)
         self.leader = ControllerElection(store, new_id())
         self._wanted: set[Pair] = set()
@@ -220,7 +232,9 @@ class Controller:
             await self._heed(pair, outcome)
         except QmqError as failure:
             log.warning("group %s of subject %s: %s", pair[1], pair[0], failure)
-            self._poke_later(pair, SILENT_S if failure.retry_after_ms is None else failure.retry_after_ms / 1000)
+            self._poke_later(
+                pair, SILENT_S if failure.retry_after_ms is None else failure.retry_after_ms / 1000
+            )
         except Exception:
             log.exception("a round of group %s of subject %s failed", pair[1], pair[0])
 
@@ -243,7 +257,9 @@ class Controller:
             await self.forgetting.carry_on(*pair)
             return
         is_delicate = Start.parse(record.start).is_delicate
-        if not record.is_ready and (not is_delicate or self._stands_still((item.key, item.mod_revision), MOVED_MS)):
+        if not record.is_ready and (
+            not is_delicate or self._stands_still((item.key, item.mod_revision), MOVED_MS)
+        ):
             await self.make_ready(pair)
 
     async def make_ready(self, pair: Pair) -> GroupRecord:
@@ -285,7 +301,9 @@ class Controller:
     async def _carry(self, subject: str, version: int) -> Change:
         change = await self.changes.carry_on(subject, version)
         # The route comes before the number of the latest one, so that no reader sees a number without its route.
-        await self._view.read_back(route_key(subject, version), change_key(subject, version), latest_key(subject))
+        await self._view.read_back(
+            route_key(subject, version), change_key(subject, version), latest_key(subject)
+        )
         return change
 
     async def _finish(self, subject: str) -> None:
@@ -293,7 +311,9 @@ class Controller:
         state = self._view.ordered(subject)
         if state is None:
             return
-        behind = min((record.frontier.version for record in state.groups.values()), default=state.latest)
+        behind = min(
+            (record.frontier.version for record in state.groups.values()), default=state.latest
+        )
         for version, change in sorted(state.changes.items()):
             if change.phase is Phase.PUBLISHED and version <= behind:
                 await self.changes.finish(subject, version)
@@ -326,12 +346,18 @@ class Controller:
         for group, record in state.groups.items():
             pair = (state.subject, group)
             owners = {owner for _, owner in self._view.assignment(*pair).lanes}
-            if record.frontier.version < state.latest or not record.is_ready or not owners <= self._view.members(*pair).keys():
+            if (
+                record.frontier.version < state.latest
+                or not record.is_ready
+                or not owners <= self._view.members(*pair).keys()
+            ):
                 self.poke(pair)
 
     async def _sweep_changes(self, state: OrderedState) -> None:
         pending = state.pending
-        if pending is not None and self._stands_still(("change", state.subject, pending.to_version, pending.phase), STILL_MS):
+        if pending is not None and self._stands_still(
+            ("change", state.subject, pending.to_version, pending.phase), STILL_MS
+        ):
             self.carry_on(state.subject, pending.to_version)
         await self._finish(state.subject)
         if state.fenced and (self._learning is None or self._learning.done()):
@@ -340,7 +366,9 @@ class Controller:
     async def _learn_sealed(self, state: OrderedState) -> None:
         """Ask fenced groups for their seals. This is a separate task, because an unreachable group costs a deadline each time."""
         fenced = set(state.fenced)
-        for version in [version for version, change in state.changes.items() if fenced & set(change.sources)]:
+        for version in [
+            version for version, change in state.changes.items() if fenced & set(change.sources)
+        ]:
             with suppress(QmqError):
                 await self.changes.learn_sealed(state.subject, version)
 

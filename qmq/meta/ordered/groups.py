@@ -36,8 +36,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from qmq_coordination.coordination_store import CoordinationStore, Delete, KeyValue, LeaseId, Put, absent, unchanged
-from qmq_coordination.ordered_records import MemberRecord, group_record_key, latest_key, member_key, route_key
+from qmq_coordination.coordination_store import (
+    CoordinationStore,
+    Delete,
+    KeyValue,
+    LeaseId,
+    Put,
+    absent,
+    unchanged,
+)
+from qmq_coordination.ordered_records import (
+    MemberRecord,
+    group_record_key,
+    latest_key,
+    member_key,
+    route_key,
+)
 from qmq_ordering.lanes import GroupRecord
 from qmq_ordering.routes import Route
 
@@ -63,7 +77,9 @@ class Records:
     returns routes that are known already: a route never changes, so it need not be read again.
     """
 
-    def __init__(self, store: CoordinationStore, known: Callable[[str, int], Route | None] = unknown_route) -> None:
+    def __init__(
+        self, store: CoordinationStore, known: Callable[[str, int], Route | None] = unknown_route
+    ) -> None:
         self.store = store
         self._known = known
 
@@ -98,7 +114,9 @@ class Records:
             raise OrderMismatch(f"subject {subject!r} has no route: is it an ordered one?")
         return int(found.value)
 
-    async def routes(self, subject: str, first: int, last: int, have: Mapping[int, Route] | None = None) -> dict[int, Route]:
+    async def routes(
+        self, subject: str, first: int, last: int, have: Mapping[int, Route] | None = None
+    ) -> dict[int, Route]:
         """Versions `first` to `last`; `have` are the routes that the caller knows already. Raises OrderMismatch, CoordinationError."""
         found = {}
         for version in range(first, last + 1):
@@ -144,7 +162,9 @@ class _Held:
 class Members:
     """The consumers that poll this metaserver."""
 
-    def __init__(self, store: CoordinationStore, now_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, store: CoordinationStore, now_ms: Callable[[], int], monotonic_ms: Callable[[], int]
+    ) -> None:
         self._store = store
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
@@ -163,7 +183,11 @@ class Members:
         lease. Call this from time to time.
         """
         now = self._monotonic_ms()
-        for name in [name for name, held in self._held.items() if held.until_ms <= now and not self._locks[name].locked()]:
+        for name in [
+            name
+            for name, held in self._held.items()
+            if held.until_ms <= now and not self._locks[name].locked()
+        ]:
             self._forget(name)
 
     def _forget(self, name: GroupMember) -> None:
@@ -174,7 +198,15 @@ class Members:
             if not self._counts[pair]:
                 del self._counts[pair]
 
-    async def keep(self, name: GroupMember, incarnation: str, lease_ms: int, *, generation: int, condition: str | None = None) -> bool:
+    async def keep(
+        self,
+        name: GroupMember,
+        incarnation: str,
+        lease_ms: int,
+        *,
+        generation: int,
+        condition: str | None = None,
+    ) -> bool:
         """Renew the lease of a consumer that polled for `lease_ms`. Returns True if its key was put just now. Raises StaleDelivery,
         CoordinationError.
         """
@@ -188,19 +220,28 @@ class Members:
                 if await self._put(name, incarnation, lease_ms, item, condition):
                     return True
 
-    def _require_newest(self, name: GroupMember, incarnation: str, generation: int, item: KeyValue | None) -> None:
+    def _require_newest(
+        self, name: GroupMember, incarnation: str, generation: int, item: KeyValue | None
+    ) -> None:
         if item is None or MemberRecord.decode(item.value).incarnation == incarnation:
             return
         held = self._held.get(name)
         if generation > 0 or (held is not None and held.incarnation == incarnation):
             raise superseded(name)
 
-    async def _keep_alive(self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None) -> bool:
+    async def _keep_alive(
+        self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None
+    ) -> bool:
         """Renew the lease. Returns True if the key is ours. A key under another lease belongs to another metaserver, or was put by a
         request whose answer came late.
         """
         held = self._held.get(name)
-        if item is None or held is None or held.incarnation != incarnation or item.lease != held.lease:
+        if (
+            item is None
+            or held is None
+            or held.incarnation != incarnation
+            or item.lease != held.lease
+        ):
             return False
         try:
             await self._store.keep_alive(held.lease)
@@ -209,14 +250,31 @@ class Members:
         held.until_ms = self._monotonic_ms() + lease_ms
         return True
 
-    async def _put(self, name: GroupMember, incarnation: str, lease_ms: int, item: KeyValue | None, condition: str | None) -> bool:
+    async def _put(
+        self,
+        name: GroupMember,
+        incarnation: str,
+        lease_ms: int,
+        item: KeyValue | None,
+        condition: str | None,
+    ) -> bool:
         until_ms = self._monotonic_ms() + lease_ms
         lease = await self._store.grant(lease_ms / 1000)
         there = None if item is None else MemberRecord.decode(item.value)
-        since_ms = there.since_ms if there is not None and there.incarnation == incarnation else self._now_ms()
-        put = Put(name.key, MemberRecord(name.consumer, incarnation, since_ms, condition).encode(), lease)
+        since_ms = (
+            there.since_ms
+            if there is not None and there.incarnation == incarnation
+            else self._now_ms()
+        )
+        put = Put(
+            name.key, MemberRecord(name.consumer, incarnation, since_ms, condition).encode(), lease
+        )
         try:
-            done = (await self._store.txn([absent(name.key) if item is None else unchanged(item)], [put])).succeeded
+            done = (
+                await self._store.txn(
+                    [absent(name.key) if item is None else unchanged(item)], [put]
+                )
+            ).succeeded
         except CoordinationUnknown:
             found = await self._store.get(name.key)
             done = found is not None and found.lease == lease
@@ -256,17 +314,29 @@ class Members:
 def require_room(name: GroupMember, there: Collection[str], most: int) -> None:
     """Check that a new consumer may join the group. Raises Overloaded."""
     if name.consumer not in there and len(there) >= most:
-        raise Overloaded(f"group {name.group!r} has {len(there)} consumers, the limit: a lost consumer counts until its lease ends")
+        raise Overloaded(
+            f"group {name.group!r} has {len(there)} consumers, the limit: a lost consumer counts until its lease ends"
+        )
 
 
-def require_same_condition(name: GroupMember, incarnation: str, condition: str | None, there: Mapping[str, MemberRecord]) -> None:
+def require_same_condition(
+    name: GroupMember, incarnation: str, condition: str | None, there: Mapping[str, MemberRecord]
+) -> None:
     """Refuse a consumer that selects other messages than those that joined before it: what a consumer leaves out counts as done for the
     whole group. Of two that joined at once, the later one is refused at its next request. Raises InvalidArgument.
     """
     mine = there.get(name.consumer)
-    since = (mine.since_ms, name.consumer) if mine is not None and mine.incarnation == incarnation else None
+    since = (
+        (mine.since_ms, name.consumer)
+        if mine is not None and mine.incarnation == incarnation
+        else None
+    )
     for other in there.values():
-        if other.consumer == name.consumer or other.condition in (None, condition) or condition is None:
+        if (
+            other.consumer == name.consumer
+            or other.condition in (None, condition)
+            or condition is None
+        ):
             continue
         if since is None or (other.since_ms, other.consumer) < since:
             theirs, ours = other.condition or "all messages", condition or "all messages"
@@ -299,7 +369,12 @@ class Start(NamedTuple):
     def parse(cls, text: str) -> Start:
         """Raises InvalidArgument."""
         where = text.removeprefix(_RESET)
-        if text == DELETE or where in (EARLIEST, LATEST) or (text.startswith(_RESET) and where.isdecimal()) or text.startswith(UNPARK):
+        if (
+            text == DELETE
+            or where in (EARLIEST, LATEST)
+            or (text.startswith(_RESET) and where.isdecimal())
+            or text.startswith(UNPARK)
+        ):
             return cls(text)
         raise InvalidArgument(f"a group starts at {EARLIEST} or {LATEST}, not {text!r}")
 
@@ -315,7 +390,9 @@ class Start(NamedTuple):
         """The start of a reset. Raises InvalidArgument for a sequence, which is only valid within one partition."""
         which = request.WhichOneof("target")
         if which == "sequence" or which is None:
-            raise InvalidArgument("a group of an ordered subject is moved to the earliest, the latest, or a time")
+            raise InvalidArgument(
+                "a group of an ordered subject is moved to the earliest, the latest, or a time"
+            )
         return cls(_RESET + (str(max(0, request.time_ms)) if which == "time_ms" else which))
 
     @property
@@ -349,20 +426,42 @@ class Start(NamedTuple):
         """
         if self._where in (EARLIEST, LATEST):
             return 1 if self._where == EARLIEST else max(routes)
-        newest = {part.number: version for version, route in sorted(routes.items()) for part in route.partitions}
-        return min((newest[number] for number, at_ms in last_append_ms.items() if at_ms >= int(self._where)), default=max(routes))
+        newest = {
+            part.number: version
+            for version, route in sorted(routes.items())
+            for part in route.partitions
+        }
+        return min(
+            (
+                newest[number]
+                for number, at_ms in last_append_ms.items()
+                if at_ms >= int(self._where)
+            ),
+            default=max(routes),
+        )
 
     def places(self, routes: Mapping[int, Route], first: int) -> dict[int, control.LanePlace]:
         """The starts for brokers by partition. `routes`: all versions; the group reads those from `first` on."""
         if self.text == EARLIEST or self.text.startswith(UNPARK):
             return {}
         here = {part.number for part in routes[first].partitions}
-        later = {part.number for version, route in routes.items() if version > first for part in route.partitions} - here
-        left = {part.number for route in routes.values() for part in route.partitions} - here - later
+        later = {
+            part.number
+            for version, route in routes.items()
+            if version > first
+            for part in route.partitions
+        } - here
+        left = (
+            {part.number for route in routes.values() for part in route.partitions} - here - later
+        )
         found = {number: self._place(number) for number in here}
         if self.moves:
-            found.update({number: control.LanePlace(partition=number, earliest=True) for number in later})
-            found.update({number: control.LanePlace(partition=number, latest=True) for number in left})
+            found.update(
+                {number: control.LanePlace(partition=number, earliest=True) for number in later}
+            )
+            found.update(
+                {number: control.LanePlace(partition=number, latest=True) for number in left}
+            )
         return found
 
     def _place(self, number: int) -> control.LanePlace:

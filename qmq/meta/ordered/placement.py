@@ -35,7 +35,14 @@ from qmq_coordination.subjects import PAUSES, PauseKind, Whom, pause_key, settin
 from qmq_ordering.lanes import Frontier, FrontierPiece, Gate, GroupRecord, first_frontier
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
-from qmq.errors import CoordinationUnknown, InvalidArgument, LaneNotOpen, NotConnected, QmqError, RouteConflict
+from qmq.errors import (
+    CoordinationUnknown,
+    InvalidArgument,
+    LaneNotOpen,
+    NotConnected,
+    QmqError,
+    RouteConflict,
+)
 from qmq.meta.calls import PartitionMasters
 from qmq.meta.ordered.changes import Arrow, nowhere
 from qmq.meta.ordered.groups import DELETE, UNPARK, Records, Start
@@ -43,7 +50,9 @@ from qmq.proto.v1 import control_pb2 as control
 
 
 class Placing:
-    def __init__(self, records: Records, lanes: PartitionMasters, *, arrow: Arrow = nowhere) -> None:
+    def __init__(
+        self, records: Records, lanes: PartitionMasters, *, arrow: Arrow = nowhere
+    ) -> None:
         self._records = records
         self._lanes = lanes
         self._arrow = arrow
@@ -57,7 +66,12 @@ class Placing:
         latest = await self._records.latest(subject)
         route = (await self._records.routes(subject, latest, latest))[latest]
         version = latest if start.is_latest else 1
-        record = GroupRecord(first_frontier(route.logical_partitions, version), gate, start.text, not start.needs_placing)
+        record = GroupRecord(
+            first_frontier(route.logical_partitions, version),
+            gate,
+            start.text,
+            not start.needs_placing,
+        )
         key = group_record_key(subject, group)
         await self._arrow("before begin")
         while True:
@@ -102,10 +116,17 @@ class Placing:
         """
         route = (await self._records.routes(subject, version, version))[version]
         frontier = first_frontier(route.logical_partitions, version)
-        await self._change(subject, group, "reset", lambda record: replace(record, frontier=frontier, start=start.text, is_ready=False))
+        await self._change(
+            subject,
+            group,
+            "reset",
+            lambda record: replace(record, frontier=frontier, start=start.text, is_ready=False),
+        )
         return await self.make_ready(subject, group)
 
-    async def set_back(self, subject: str, group: str, part: PhysicalPartition, lp: int, attempt: str) -> int:
+    async def set_back(
+        self, subject: str, group: str, part: PhysicalPartition, lp: int, attempt: str
+    ) -> int:
         """Stop a group's rounds while a key's messages are put back into a partition; `make_ready` ends the stop. Each `attempt` is used
         once. Returns the revision of the record: the broker puts messages back under this revision only. If the group has left the
         partition in that logical partition, it reads the partition again, so that the messages put back come before newer ones. Raises
@@ -113,15 +134,25 @@ class Placing:
         """
         latest = await self._records.latest(subject)
         routes = await self._records.routes(subject, 1, latest)
-        last = max(version for version, route in routes.items() if route.partition(part.number) is not None)
+        last = max(
+            version for version, route in routes.items() if route.partition(part.number) is not None
+        )
 
         def back(record: GroupRecord) -> GroupRecord:
             if record.start == UNPARK + attempt:
                 return record  # the record has this attempt already: an answer was lost
             if not record.is_ready:
-                raise LaneNotOpen(f"group {group!r} of subject {subject!r} is being started or moved: try again soon")
-            version = next(piece.version for piece in record.frontier.pieces if piece.range.first <= lp < piece.range.end)
-            frontier = _with(record.frontier, FrontierPiece(LpRange(lp, lp + 1), min(version, last)))
+                raise LaneNotOpen(
+                    f"group {group!r} of subject {subject!r} is being started or moved: try again soon"
+                )
+            version = next(
+                piece.version
+                for piece in record.frontier.pieces
+                if piece.range.first <= lp < piece.range.end
+            )
+            frontier = _with(
+                record.frontier, FrontierPiece(LpRange(lp, lp + 1), min(version, last))
+            )
             return replace(record, frontier=frontier, start=UNPARK + attempt, is_ready=False)
 
         return await self._change(subject, group, "unpark", back)
@@ -134,9 +165,13 @@ class Placing:
         """Mark a group for deletion, so that no consumer attaches any more. Returns the revision of the record. Raises UnknownGroup,
         CoordinationError.
         """
-        return await self._change(subject, group, DELETE, lambda record: replace(record, start=DELETE, is_ready=False))
+        return await self._change(
+            subject, group, DELETE, lambda record: replace(record, start=DELETE, is_ready=False)
+        )
 
-    async def _change(self, subject: str, group: str, what: str, change: Callable[[GroupRecord], GroupRecord]) -> int:
+    async def _change(
+        self, subject: str, group: str, what: str, change: Callable[[GroupRecord], GroupRecord]
+    ) -> int:
         """Change the record. Returns its new revision. Raises LaneNotOpen if the group is being deleted."""
         while True:
             item, record = await self._records.record(subject, group)
@@ -153,7 +188,9 @@ class Placing:
 
 def being_deleted(subject: str, group: str) -> LaneNotOpen:
     """The error for requests about a group that is being deleted. A new group may begin afterwards."""
-    return LaneNotOpen(f"group {group!r} of subject {subject!r} is being deleted: try again soon, or see `qmq cluster status`")
+    return LaneNotOpen(
+        f"group {group!r} of subject {subject!r} is being deleted: try again soon, or see `qmq cluster status`"
+    )
 
 
 def _with(frontier: Frontier, there: FrontierPiece) -> Frontier:
@@ -172,27 +209,43 @@ def _joined(pieces: Sequence[FrontierPiece]) -> tuple[FrontierPiece, ...]:
     found: list[FrontierPiece] = []
     for piece in pieces:
         if found and found[-1].version == piece.version:
-            found[-1] = FrontierPiece(LpRange(found[-1].range.first, piece.range.end), piece.version)
+            found[-1] = FrontierPiece(
+                LpRange(found[-1].range.first, piece.range.end), piece.version
+            )
         else:
             found.append(piece)
     return tuple(found)
 
 
-def _requests(subject: str, group: str, routes: Mapping[int, Route], start: Start, first: int) -> dict[str, control.PlaceLanesRequest]:
+def _requests(
+    subject: str, group: str, routes: Mapping[int, Route], start: Start, first: int
+) -> dict[str, control.PlaceLanesRequest]:
     """One request for each broker group."""
     parts = {part.number: part for route in routes.values() for part in route.partitions}
     found: dict[str, control.PlaceLanesRequest] = {}
     for number, place in sorted(start.places(routes, first).items()):
-        request = found.setdefault(parts[number].group, control.PlaceLanesRequest(subject=subject, group=group, moves=start.moves))
+        request = found.setdefault(
+            parts[number].group,
+            control.PlaceLanesRequest(subject=subject, group=group, moves=start.moves),
+        )
         request.places.append(place)
     return found
 
 
-_REST: Final = "no consumer can attach to it, and the rest is done when these broker groups are back"
+_REST: Final = (
+    "no consumer can attach to it, and the rest is done when these broker groups are back"
+)
 
 
 class Forgetting:
-    def __init__(self, records: Records, placing: Placing, masters: PartitionMasters, *, arrow: Arrow = nowhere) -> None:
+    def __init__(
+        self,
+        records: Records,
+        placing: Placing,
+        masters: PartitionMasters,
+        *,
+        arrow: Arrow = nowhere,
+    ) -> None:
         self._records = records
         self._placing = placing
         self._masters = masters
@@ -210,9 +263,13 @@ class Forgetting:
 
     async def _require_no_members(self, subject: str, group: str) -> None:
         prefix = member_key(subject, group, "")
-        names = [item.key.removeprefix(prefix) for item in (await self._records.store.list(prefix)).items]
+        names = [
+            item.key.removeprefix(prefix) for item in (await self._records.store.list(prefix)).items
+        ]
         if names:
-            raise InvalidArgument(f"group {group!r} has consumers on {subject!r}; stop them first: {', '.join(sorted(names))}")
+            raise InvalidArgument(
+                f"group {group!r} has consumers on {subject!r}; stop them first: {', '.join(sorted(names))}"
+            )
 
     async def carry_on(self, subject: str, group: str) -> int:
         """Delete a group that is marked for deletion; 0 if another metaserver was faster. Raises as `delete`."""
@@ -253,7 +310,9 @@ class Forgetting:
             await self._arrow("behind forget")
         if silent:
             said = "; ".join(f"{name}: {failure.message}" for name, failure in silent.items())
-            raise NotConnected(f"group {group!r} of {subject!r} is not completely deleted yet; {_REST}; {said}")
+            raise NotConnected(
+                f"group {group!r} of {subject!r} is not completely deleted yet; {_REST}; {said}"
+            )
         return partitions
 
     async def _is_there(self, item: KeyValue) -> bool:

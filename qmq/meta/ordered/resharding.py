@@ -39,7 +39,13 @@ from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.ordered_records import OrderedState, decision_key, policy_key
 from qmq_coordination.view import ClusterView
 from qmq_ordering.changes import move
-from qmq_ordering.resharding import LoadHistory, PartitionLoad, ReshardDecision, ReshardPolicy, decide
+from qmq_ordering.resharding import (
+    LoadHistory,
+    PartitionLoad,
+    ReshardDecision,
+    ReshardPolicy,
+    decide,
+)
 from qmq_ordering.routes import Change, Phase, PhysicalPartition, Route
 
 from qmq.errors import CoordinationUnknown, InvalidArgument, QmqError, RouteConflict
@@ -127,39 +133,64 @@ class Resharding:
             await self._do(config, state, route, decision)
         return decision
 
-    async def _do(self, config: SubjectConfig, state: OrderedState, route: Route, decision: ReshardDecision) -> None:
+    async def _do(
+        self, config: SubjectConfig, state: OrderedState, route: Route, decision: ReshardDecision
+    ) -> None:
         operation, changes = decision.operation, self._controller.changes
         assert operation is not None
         change_id, reason = changes.new_id(), f"automatic: {decision.reasons[0]}"
         targets = {part.group for part in operation.change(route, change_id=change_id).targets}
-        if drained := sorted(name for name in targets if self._view.group(name).mode is not Mode.READ_WRITE):
+        if drained := sorted(
+            name for name in targets if self._view.group(name).mode is not Mode.READ_WRITE
+        ):
             log.warning(
-                "subject %s is not resharded (%s): broker group %s is drained and takes no new partition", config.name, operation, drained
+                "subject %s is not resharded (%s): broker group %s is drained and takes no new partition",
+                config.name,
+                operation,
+                drained,
             )
             return
         try:
             change = await changes.prepare(
-                config.name, lambda found: operation.change(found, change_id=change_id, reason=reason), from_version=route.version
+                config.name,
+                lambda found: operation.change(found, change_id=change_id, reason=reason),
+                from_version=route.version,
             )
         except RouteConflict as conflict:
             log.info("subject %s is not resharded: %s", config.name, conflict)
             return
         log.info("subject %s: %s: %s", config.name, operation, " ".join(decision.reasons))
         self._controller.carry_on(config.name, change.to_version)
-        told = {"operation": str(operation), "reasons": decision.reasons, "at_ms": self._clock.time_ms()}
+        told = {
+            "operation": str(operation),
+            "reasons": decision.reasons,
+            "at_ms": self._clock.time_ms(),
+        }
         with suppress(CoordinationUnknown):  # for people only
             await self._store.put(decision_key(config.name), json.dumps(told).encode())
 
-    async def _decide(self, config: SubjectConfig, state: OrderedState, route: Route) -> tuple[ReshardDecision, LoadHistory]:
+    async def _decide(
+        self, config: SubjectConfig, state: OrderedState, route: Route
+    ) -> tuple[ReshardDecision, LoadHistory]:
         past = self._pasts.get(config.name) or LoadHistory(route.version, _changed_ms(state))
         loads = await self._loads(config.name, state, route)
-        return decide(self.policy(state), route, loads, self._places(config, route), past, self._clock.time_ms())
+        return decide(
+            self.policy(state),
+            route,
+            loads,
+            self._places(config, route),
+            past,
+            self._clock.time_ms(),
+        )
 
     def _places(self, config: SubjectConfig, route: Route) -> list[str]:
         """The subject's groups that take partitions, those with the fewest first."""
         counts = Counter(part.group for part in route.partitions)
         names = {*config.groups, *counts}
-        return sorted((name for name in names if self._view.group(name).mode is Mode.READ_WRITE), key=lambda name: (counts[name], name))
+        return sorted(
+            (name for name in names if self._view.group(name).mode is Mode.READ_WRITE),
+            key=lambda name: (counts[name], name),
+        )
 
     # --- loads ---------------------------------------------------------------------------------------------------------
 
@@ -167,24 +198,44 @@ class Resharding:
         """The load of the route's partitions, as far as their masters answer."""
         names = sorted({part.group for part in route.partitions})
         answers = await at_once([self._ask(name, subject, route) for name in names])
-        statuses = {each.partition: each for answer in answers if answer is not None for each in answer.partitions}
-        backlogs = await at_once([self._backlogs(names, subject, group, route) for group in sorted(state.groups)])
+        statuses = {
+            each.partition: each
+            for answer in answers
+            if answer is not None
+            for each in answer.partitions
+        }
+        backlogs = await at_once(
+            [self._backlogs(names, subject, group, route) for group in sorted(state.groups)]
+        )
         return [
-            _load(part, statuses[part.number], max((each.get(part.number, 0) for each in backlogs), default=0))
+            _load(
+                part,
+                statuses[part.number],
+                max((each.get(part.number, 0) for each in backlogs), default=0),
+            )
             for part in route.partitions
             if part.number in statuses
         ]
 
-    async def _backlogs(self, names: list[str], subject: str, group: str, route: Route) -> dict[int, int]:
+    async def _backlogs(
+        self, names: list[str], subject: str, group: str, route: Route
+    ) -> dict[int, int]:
         progress = GroupLaneProgress()
         for answer in await at_once([self._ask(name, subject, route, group) for name in names]):
             if answer is not None:
                 progress.add(answer)
-        return {part.number: round(progress.backlog(part.number, EVERYTHING)) for part in route.partitions}
+        return {
+            part.number: round(progress.backlog(part.number, EVERYTHING))
+            for part in route.partitions
+        }
 
-    async def _ask(self, name: str, subject: str, route: Route, group: str = "") -> control.DescribeLanesResponse | None:
+    async def _ask(
+        self, name: str, subject: str, route: Route, group: str = ""
+    ) -> control.DescribeLanesResponse | None:
         numbers = [part.number for part in route.partitions if part.group == name]
-        request = control.DescribeLanesRequest(subject=subject, partitions=numbers, group=group, with_load=not group)
+        request = control.DescribeLanesRequest(
+            subject=subject, partitions=numbers, group=group, with_load=not group
+        )
         try:
             return with_unwritten(await self._masters.describe_lanes(name, request), request, name)
         except QmqError:
@@ -192,7 +243,9 @@ class Resharding:
 
     # --- for people ----------------------------------------------------------------------------------------------------
 
-    async def explain(self, config: SubjectConfig, state: OrderedState) -> pb.ExplainReshardResponse:
+    async def explain(
+        self, config: SubjectConfig, state: OrderedState
+    ) -> pb.ExplainReshardResponse:
         """The decision that the policy would make now, and the last change."""
         route = state.route
         assert route is not None
@@ -278,7 +331,11 @@ class Evacuation:
         gone = self._gone(now_ms)
         for config, state in self._view.ordered_subjects() if gone else ():
             is_fenced = config.fencing is Fencing.LEASE
-            if is_fenced and config.name not in self.moving and self._next(config, state, gone) is not None:
+            if (
+                is_fenced
+                and config.name not in self.moving
+                and self._next(config, state, gone) is not None
+            ):
                 task = self.moving[config.name] = self._controller.spawn(self._empty(config, gone))
                 task.add_done_callback(lambda _, name=config.name: self.moving.pop(name))  # type: ignore[misc]
 
@@ -289,11 +346,15 @@ class Evacuation:
         began_ms, began_at = self._began
         for state in self._view.groups():
             item = state.items.get("master")
-            if item is not None and (item.mod_revision > began_at or now_ms - began_ms >= RENEWED_MS):
+            if item is not None and (
+                item.mod_revision > began_at or now_ms - began_ms >= RENEWED_MS
+            ):
                 self._was_there.add(state.name)
 
     def _gone(self, now_ms: int) -> set[str]:
-        missing = {state.name for state in self._view.groups() if state.master is None and state.members}
+        missing = {
+            state.name for state in self._view.groups() if state.master is None and state.members
+        }
         self._gone_since = {name: self._gone_since.get(name, now_ms) for name in missing}
         gone = {name for name, since in self._gone_since.items() if now_ms - since >= PATIENCE_MS}
         for name in sorted(gone - self._was_there - self._said):
@@ -308,7 +369,9 @@ class Evacuation:
 
     # --- choosing --------------------------------------------------------------------------------------------------------
 
-    def _next(self, config: SubjectConfig, state: OrderedState, gone: set[str]) -> tuple[PhysicalPartition, str] | None:
+    def _next(
+        self, config: SubjectConfig, state: OrderedState, gone: set[str]
+    ) -> tuple[PhysicalPartition, str] | None:
         """A partition on a lost group, and its new group; None if there is none, or no group to move it to."""
         route = state.route
         if route is None or state.pending is not None:
@@ -320,8 +383,15 @@ class Evacuation:
     def _living(self, config: SubjectConfig, route: Route) -> list[str]:
         """The subject's groups that take messages now, those with the fewest partitions first."""
         counts = Counter(part.group for part in route.partitions)
-        names = {*config.groups, *counts} or {state.name for state in self._view.groups() if state.delay is None}
-        living = [name for name in names if (group := self._view.group(name)).master is not None and group.mode is Mode.READ_WRITE]
+        names = {*config.groups, *counts} or {
+            state.name for state in self._view.groups() if state.delay is None
+        }
+        living = [
+            name
+            for name in names
+            if (group := self._view.group(name)).master is not None
+            and group.mode is Mode.READ_WRITE
+        ]
         return sorted(living, key=lambda name: (counts[name], name))
 
     async def _empty(self, config: SubjectConfig, gone: set[str]) -> None:
@@ -335,7 +405,13 @@ class Evacuation:
             try:
                 await self._move(config.name, *found)
             except QmqError as failure:
-                log.warning("moving partition %d of %s away from %s failed: %s", found[0].number, config.name, found[0].group, failure)
+                log.warning(
+                    "moving partition %d of %s away from %s failed: %s",
+                    found[0].number,
+                    config.name,
+                    found[0].group,
+                    failure,
+                )
                 return
 
     async def _move(self, subject: str, part: PhysicalPartition, to: str) -> None:
@@ -348,5 +424,11 @@ class Evacuation:
 
         change = await changes.prepare(subject, moved)
         changes.know_gone(part.group)
-        log.warning("moving partition %d of %s from %s, which has no master, to %s", part.number, subject, part.group, to)
+        log.warning(
+            "moving partition %d of %s from %s, which has no master, to %s",
+            part.number,
+            subject,
+            part.group,
+            to,
+        )
         await asyncio.shield(self._controller.carry_on(subject, change.to_version))

@@ -30,7 +30,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from qmq_coordination.coordination_store import KeyValue, Put, absent, unchanged
 from qmq_coordination.ordered_records import MemberRecord, assignment_key, member_key
-from qmq_ordering.lanes import Assignment, Frontier, GroupRecord, Readable, advance, assign, left_behind, partitions_to_ask, readable
+from qmq_ordering.lanes import (
+    Assignment,
+    Frontier,
+    GroupRecord,
+    Readable,
+    advance,
+    assign,
+    left_behind,
+    partitions_to_ask,
+    readable,
+)
 from qmq_ordering.routes import LpRange, PhysicalPartition, Route
 
 from qmq.errors import CoordinationUnknown, QmqError
@@ -51,7 +61,9 @@ def with_unwritten(
     there = {each.partition for each in answer.partitions}
     for number in request.partitions:
         if number not in there:
-            answer.partitions.add(subject=request.subject, partition=number, broker_group=broker_group)
+            answer.partitions.add(
+                subject=request.subject, partition=number, broker_group=broker_group
+            )
     return answer
 
 
@@ -84,7 +96,11 @@ class GroupLaneProgress:
     def parked(self, number: int, lps: LpRange) -> list[control.ParkedKey]:
         """The group's parked keys in a range, from the answer of the partition's broker group."""
         part = self._parts.get(number)
-        return [] if part is None else [each for each in part.parked if lps.first <= each.logical_partition < lps.end]
+        return (
+            []
+            if part is None
+            else [each for each in part.parked if lps.first <= each.logical_partition < lps.end]
+        )
 
     def cuts(self, number: int) -> Sequence[LpRange]:
         """The ranges for which the broker keeps progress, and the gaps between them; together they cover the partition."""
@@ -100,9 +116,15 @@ class GroupLaneProgress:
     def _ranges(self, number: int, *, is_finished: bool = False) -> list[LpRange]:
         part = self._parts.get(number)
         progress: Iterable[control.LaneProgress] = () if part is None else part.progress
-        return sorted(LpRange(each.lps.first, each.lps.end) for each in progress if each.is_finished or not is_finished)
+        return sorted(
+            LpRange(each.lps.first, each.lps.end)
+            for each in progress
+            if each.is_finished or not is_finished
+        )
 
-    def open_lanes(self, readable: Sequence[Readable], closed: Container[int], previous: Assignment) -> list[Readable]:
+    def open_lanes(
+        self, readable: Sequence[Readable], closed: Container[int], previous: Assignment
+    ) -> list[Readable]:
         """The lanes that may be read: the open ones without finished ranges; where the broker does not answer, the lanes as assigned
         before. `closed` are partitions with a successor. A sealed partition without a successor keeps its lanes: the successor's lanes
         follow in a moment, and their consumers must not get others meanwhile.
@@ -113,9 +135,16 @@ class GroupLaneProgress:
             if number not in closed:
                 found.append(each)
             elif self.knows(number):
-                found += [each._replace(range=lps) for lps in _without(each.range, self._ranges(number, is_finished=True))]
+                found += [
+                    each._replace(range=lps)
+                    for lps in _without(each.range, self._ranges(number, is_finished=True))
+                ]
             else:
-                before = sorted(lane.range for lane, _ in previous.lanes if (lane.partition, lane.version) == (number, each.version))
+                before = sorted(
+                    lane.range
+                    for lane, _ in previous.lanes
+                    if (lane.partition, lane.version) == (number, each.version)
+                )
                 kept = [lps for lps in before if each.range.contains(lps)]
                 found += [each._replace(range=lps) for lps in kept or [each.range]]
         return found
@@ -131,24 +160,46 @@ class GroupLaneProgress:
         return _backlog(part, ranges, lps)
 
 
-def mark_passed(keys: Sequence[control.ParkedKey], frontier: Frontier, routes: Mapping[int, Route], silent: Container[str]) -> None:
+def mark_passed(
+    keys: Sequence[control.ParkedKey],
+    frontier: Frontier,
+    routes: Mapping[int, Route],
+    silent: Container[str],
+) -> None:
     """Mark parked keys that newer messages may have overtaken: the group reads a later partition in which the key is not parked. Since
     parked keys are passed on with the route this happens only to keys parked by an older release.
     """
     places = {(each.key, each.partition) for each in keys}
     for each in keys:
         lp = each.logical_partition
-        version = next((piece.version for piece in frontier.pieces if piece.range.first <= lp < piece.range.end), 0)
+        version = next(
+            (
+                piece.version
+                for piece in frontier.pieces
+                if piece.range.first <= lp < piece.range.end
+            ),
+            0,
+        )
         later = (route.holder(lp) for number, route in routes.items() if number <= version)
         each.may_be_passed = any(
-            part.number > each.partition and (each.key, part.number) not in places and part.group not in silent for part in later
+            part.number > each.partition
+            and (each.key, part.number) not in places
+            and part.group not in silent
+            for part in later
         )
 
 
 def _backlog(part: control.PartitionStatus, ranges: Mapping[LpRange, int], lps: LpRange) -> float:
     width = sum(each.width for each in ranges)
-    shared = ((each.cut(lps).width, max(done_before, part.start_sequence)) for each, done_before in ranges.items())
-    return sum(max(0, part.next_sequence - done_before) * overlap / width for overlap, done_before in shared if overlap > 0)
+    shared = (
+        (each.cut(lps).width, max(done_before, part.start_sequence))
+        for each, done_before in ranges.items()
+    )
+    return sum(
+        max(0, part.next_sequence - done_before) * overlap / width
+        for overlap, done_before in shared
+        if overlap > 0
+    )
 
 
 def _without(lps: LpRange, taken: Sequence[LpRange]) -> list[LpRange]:
@@ -195,7 +246,14 @@ class RoundOutcome:
 
 
 class GroupRounds:
-    def __init__(self, records: Records, lanes: PartitionMasters, *, arrow: Arrow = nowhere, gather: Gather = one_by_one) -> None:
+    def __init__(
+        self,
+        records: Records,
+        lanes: PartitionMasters,
+        *,
+        arrow: Arrow = nowhere,
+        gather: Gather = one_by_one,
+    ) -> None:
         self._records = records
         self._store = records.store
         self._lanes = lanes
@@ -217,7 +275,13 @@ class GroupRounds:
         is_assigned = False
         if not is_lost:
             is_assigned, is_lost = await self._assign(looked, assigned)
-        return RoundOutcome(looked.record.frontier.version, looked.steps, is_assigned, is_lost, silent=frozenset(looked.silent))
+        return RoundOutcome(
+            looked.record.frontier.version,
+            looked.steps,
+            is_assigned,
+            is_lost,
+            silent=frozenset(looked.silent),
+        )
 
     # --- the frontier --------------------------------------------------------------------------------------------------
 
@@ -245,7 +309,9 @@ class GroupRounds:
         await self._arrow("before inherit")
         requests = looked.inheritances(after)
         told: list[bool] = await self._gather([self._tell(each, looked) for each in requests])
-        looked.waiting |= {each.source for each, is_told in zip(requests, told, strict=True) if not is_told}
+        looked.waiting |= {
+            each.source for each, is_told in zip(requests, told, strict=True) if not is_told
+        }
         await self._arrow("behind inherit")
         return all(told)
 
@@ -278,7 +344,9 @@ class GroupRounds:
         frontier = looked.record.frontier
         # A step needs one version beyond the open ones only; a group that is far behind must not read all versions in between.
         newest = max(frontier.newest, min(looked.latest, frontier.newest + 1))
-        looked.routes = await self._records.routes(looked.subject, frontier.version, newest, looked.routes)
+        looked.routes = await self._records.routes(
+            looked.subject, frontier.version, newest, looked.routes
+        )
         parts = {part.number: part for route in looked.routes.values() for part in route.partitions}
         numbers = partitions_to_ask(frontier, looked.routes, looked.latest)
         numbers |= {each.partition.number for each in readable(frontier, looked.routes)}
@@ -296,9 +364,13 @@ class GroupRounds:
             else:
                 looked.progress.add(answer)
 
-    async def _describe(self, looked: _Round, name: str, numbers: list[int]) -> control.DescribeLanesResponse | None:
+    async def _describe(
+        self, looked: _Round, name: str, numbers: list[int]
+    ) -> control.DescribeLanesResponse | None:
         """Ask a broker for its progress. None if the broker does not answer, so that no range there counts as finished."""
-        request = control.DescribeLanesRequest(subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True)
+        request = control.DescribeLanesRequest(
+            subject=looked.subject, partitions=numbers, group=looked.group, with_parked=True
+        )
         try:
             return with_unwritten(await self._lanes.describe_lanes(name, request), request, name)
         except QmqError:
@@ -309,17 +381,24 @@ class GroupRounds:
     async def _assign(self, looked: _Round, item: KeyValue | None) -> tuple[bool, bool]:
         """Assign the lanes. Returns two booleans: the assignment changed, and the swap was lost."""
         prefix = member_key(looked.subject, looked.group, "")
-        members = [MemberRecord.decode(each.value).consumer for each in (await self._store.list(prefix)).items]
+        members = [
+            MemberRecord.decode(each.value).consumer
+            for each in (await self._store.list(prefix)).items
+        ]
         previous = Assignment() if item is None else Assignment.decode(item.value)
         closed = partitions_to_ask(looked.record.frontier, looked.routes, looked.latest)
-        lanes = looked.progress.open_lanes(readable(looked.record.frontier, looked.routes), closed, previous)
+        lanes = looked.progress.open_lanes(
+            readable(looked.record.frontier, looked.routes), closed, previous
+        )
         after = assign(previous, members, lanes, looked.progress.backlog)
         if after == previous:
             return False, False
         key = assignment_key(looked.subject, looked.group)
         await self._arrow("before assign")
         try:
-            done = await self._store.txn([absent(key) if item is None else unchanged(item)], [Put(key, after.encode())])
+            done = await self._store.txn(
+                [absent(key) if item is None else unchanged(item)], [Put(key, after.encode())]
+            )
         except CoordinationUnknown:
             return False, True
         await self._arrow("behind assign")
@@ -338,7 +417,9 @@ class _Inheritance(NamedTuple):
 class _Round:
     """The answers that a round gathered."""
 
-    def __init__(self, subject: str, group: str, item: KeyValue, record: GroupRecord, latest: int) -> None:
+    def __init__(
+        self, subject: str, group: str, item: KeyValue, record: GroupRecord, latest: int
+    ) -> None:
         self.subject = subject
         self.group = group
         self.item = item
@@ -356,7 +437,9 @@ class _Round:
     def following(self) -> Frontier:
         """The frontier after one step; the same if no range can move."""
         record, progress = self.record, self.progress
-        return advance(record.frontier, record.gate, self.routes, self.latest, self._is_left, progress.cuts)
+        return advance(
+            record.frontier, record.gate, self.routes, self.latest, self._is_left, progress.cuts
+        )
 
     def _is_left(self, number: int, lps: LpRange) -> bool:
         return number not in self.waiting and self.progress.is_finished(number, lps)
@@ -369,5 +452,7 @@ class _Round:
                 mine = lps.cut(target.range)
                 keys = self.progress.parked(source.number, mine)
                 if keys:
-                    found += [_Inheritance(source.number, target, *each) for each in by_ranges(mine, keys)]
+                    found += [
+                        _Inheritance(source.number, target, *each) for each in by_ranges(mine, keys)
+                    ]
         return found

@@ -33,28 +33,64 @@ from qmq.tiering.stored_reads import StoredReads
 _OF: Final = ("broker_group",)
 _SUBJECT: Final = ("broker_group", "subject")
 
-CONNECTIONS: Final = Figure("qmq_connections", GAUGE, _OF, "Connections to the data port, of clients and of other replicas.")
-UNREAD: Final = Figure(
-    "qmq_unread_connections", GAUGE, _OF, "Connections whose client does not read its answers: the broker sends it no messages."
+CONNECTIONS: Final = Figure(
+    "qmq_connections", GAUGE, _OF, "Connections to the data port, of clients and of other replicas."
 )
-UNANSWERED: Final = Figure("qmq_unanswered_bytes", GAUGE, _OF, "Bytes of received batches that are not committed yet.")
+UNREAD: Final = Figure(
+    "qmq_unread_connections",
+    GAUGE,
+    _OF,
+    "Connections whose client does not read its answers: the broker sends it no messages.",
+)
+UNANSWERED: Final = Figure(
+    "qmq_unanswered_bytes", GAUGE, _OF, "Bytes of received batches that are not committed yet."
+)
 THROTTLED: Final = Figure(
     "qmq_throttled_seconds_total",
     COUNTER,
     _OF,
     "Seconds in which the broker did not read from connections, because their principals were over a quota.",
 )
-ACCEPTED: Final = Figure("qmq_connections_accepted_total", COUNTER, _OF, "Connections that the data port accepted.")
-REFUSED: Final = Figure(
-    "qmq_refused_requests_total", COUNTER, (*_OF, "error"), "Requests answered with an error, by its name (qmq.errors)."
+ACCEPTED: Final = Figure(
+    "qmq_connections_accepted_total", COUNTER, _OF, "Connections that the data port accepted."
 )
-QUEUES: Final = Figure("qmq_queues", GAUGE, _OF, "Queues: subjects, and partitions of ordered subjects, that are stored here.")
-READ_ONLY: Final = Figure("qmq_read_only", GAUGE, _OF, "1 if the broker group is drained, and takes no new messages.")
+REFUSED: Final = Figure(
+    "qmq_refused_requests_total",
+    COUNTER,
+    (*_OF, "error"),
+    "Requests answered with an error, by its name (qmq.errors).",
+)
+QUEUES: Final = Figure(
+    "qmq_queues",
+    GAUGE,
+    _OF,
+    "Queues: subjects, and partitions of ordered subjects, that are stored here.",
+)
+READ_ONLY: Final = Figure(
+    "qmq_read_only", GAUGE, _OF, "1 if the broker group is drained, and takes no new messages."
+)
 
-STORED: Final = Figure("qmq_stored_messages_total", COUNTER, _SUBJECT, "Messages stored for producers, as master; a retry counts once.")
-STORED_BYTES: Final = Figure("qmq_stored_bytes_total", COUNTER, _SUBJECT, "Bytes of those messages' batches in the message log.")
-STORED_BATCHES: Final = Figure("qmq_stored_batches_total", COUNTER, _SUBJECT, "Those messages' batches.")
-KEPT: Final = Figure("qmq_kept_messages", GAUGE, _SUBJECT, "Stored messages that retention has not deleted yet, on this replica.")
+STORED: Final = Figure(
+    "qmq_stored_messages_total",
+    COUNTER,
+    _SUBJECT,
+    "Messages stored for producers, as master; a retry counts once.",
+)
+STORED_BYTES: Final = Figure(
+    "qmq_stored_bytes_total",
+    COUNTER,
+    _SUBJECT,
+    "Bytes of those messages' batches in the message log.",
+)
+STORED_BATCHES: Final = Figure(
+    "qmq_stored_batches_total", COUNTER, _SUBJECT, "Those messages' batches."
+)
+KEPT: Final = Figure(
+    "qmq_kept_messages",
+    GAUGE,
+    _SUBJECT,
+    "Stored messages that retention has not deleted yet, on this replica.",
+)
 
 
 class BrokerSource:
@@ -87,7 +123,9 @@ class BrokerSource:
         yield one(UNREAD, self._server.unread, group)
         yield one(UNANSWERED, self._server.unanswered_bytes, group)
         yield one(ACCEPTED, counters.accepted, group)
-        yield Reading(REFUSED, [((group, name), count) for name, count in sorted(counters.refused.items())])
+        yield Reading(
+            REFUSED, [((group, name), count) for name, count in sorted(counters.refused.items())]
+        )
         yield one(QUEUES, len(broker.store.queues), group)
         yield one(READ_ONLY, int(broker.is_read_only), group)
         yield None
@@ -110,17 +148,26 @@ class BrokerSource:
     def _kept(self) -> Iterator[Reading | None]:
         kept: dict[str, int] = {}
         for number, queue in enumerate(list(self._broker.store.queues.values())):
-            kept[queue.id.subject] = kept.get(queue.id.subject, 0) + max(queue.visible_sequence - queue.start_sequence, 0)
+            kept[queue.id.subject] = kept.get(queue.id.subject, 0) + max(
+                queue.visible_sequence - queue.start_sequence, 0
+            )
             if number % SLICE == 0:
                 yield None
         yield Reading(KEPT, rows_of([(self._group, subject) for subject in kept], kept.values()))
         yield None
 
 
-LOG_BYTES: Final = Figure("qmq_log_bytes", GAUGE, (*_OF, "log"), "Bytes that the message log and the action log hold.")
-DISK_FREE: Final = Figure("qmq_disk_free_bytes", GAUGE, _OF, "Free bytes of the disk that has the logs.")
+LOG_BYTES: Final = Figure(
+    "qmq_log_bytes", GAUGE, (*_OF, "log"), "Bytes that the message log and the action log hold."
+)
+DISK_FREE: Final = Figure(
+    "qmq_disk_free_bytes", GAUGE, _OF, "Free bytes of the disk that has the logs."
+)
 DISK_RESERVED: Final = Figure(
-    "qmq_disk_reserved_bytes", GAUGE, _OF, "Bytes reserved for acknowledgements: with less free, the broker refuses messages."
+    "qmq_disk_reserved_bytes",
+    GAUGE,
+    _OF,
+    "Bytes reserved for acknowledgements: with less free, the broker refuses messages.",
 )
 UNFLUSHED_AGE: Final = Figure(
     "qmq_unflushed_age_seconds",
@@ -128,7 +175,9 @@ UNFLUSHED_AGE: Final = Figure(
     _OF,
     "Age of the oldest entry that a power cut here would lose; 0 if there is none.",
 )
-UNFLUSHED_BYTES: Final = Figure("qmq_unflushed_bytes", GAUGE, _OF, "Bytes of both logs that a power cut here would lose.")
+UNFLUSHED_BYTES: Final = Figure(
+    "qmq_unflushed_bytes", GAUGE, _OF, "Bytes of both logs that a power cut here would lose."
+)
 FLUSH: Final = Figure("qmq_flush_seconds", HISTOGRAM, _OF, "Duration of flushes of both logs.")
 COMMIT: Final = Figure(
     "qmq_commit_seconds",
@@ -138,9 +187,14 @@ COMMIT: Final = Figure(
 )
 CHECKPOINTS: Final = Figure("qmq_checkpoints_total", COUNTER, _OF, "Checkpoints written.")
 CHECKPOINT_AT: Final = Figure(
-    "qmq_checkpoint_timestamp_seconds", GAUGE, _OF, "Time of the last checkpoint, in seconds since 1970; 0 before the first."
+    "qmq_checkpoint_timestamp_seconds",
+    GAUGE,
+    _OF,
+    "Time of the last checkpoint, in seconds since 1970; 0 before the first.",
 )
-DELETED: Final = Figure("qmq_retention_deleted_files_total", COUNTER, _OF, "Files that retention deleted.")
+DELETED: Final = Figure(
+    "qmq_retention_deleted_files_total", COUNTER, _OF, "Files that retention deleted."
+)
 RETENTION_FAILURES: Final = Figure(
     "qmq_retention_failures_total",
     COUNTER,
@@ -154,9 +208,14 @@ RETENTION_BEHIND: Final = Figure(
     "How far the time by which retention counts is behind the machine's clock, which nobody has confirmed; normally 0.",
 )
 UNREADABLE: Final = Figure(
-    "qmq_unreadable_blocks_total", COUNTER, _OF, "Blocks of the logs that the disk could not read (EIO); each attempt counts."
+    "qmq_unreadable_blocks_total",
+    COUNTER,
+    _OF,
+    "Blocks of the logs that the disk could not read (EIO); each attempt counts.",
 )
-DAMAGED: Final = Figure("qmq_scrub_damaged_entries_total", COUNTER, _OF, "Entries that the scrubber found damaged.")
+DAMAGED: Final = Figure(
+    "qmq_scrub_damaged_entries_total", COUNTER, _OF, "Entries that the scrubber found damaged."
+)
 
 
 class LogSource:
@@ -185,10 +244,20 @@ class LogSource:
     def read(self) -> Iterator[Reading | None]:
         store, counters, group = self._broker.store, self._broker.counters, self._group
         names = {MESSAGES: "message", ACTIONS: "action"}
-        yield Reading(LOG_BYTES, [((group, names[number]), each.end - each.start) for number, each in enumerate(store.logs)])
+        yield Reading(
+            LOG_BYTES,
+            [
+                ((group, names[number]), each.end - each.start)
+                for number, each in enumerate(store.logs)
+            ],
+        )
         yield one(DISK_FREE, store.disk.free_bytes(store.folder), group)
         yield one(DISK_RESERVED, store.config.disk_free_bytes_min, group)
-        yield one(UNFLUSHED_AGE, 0 if store.is_flushed else store.unflushed.age_ms(store.clock.monotonic_ms()) / 1000, group)
+        yield one(
+            UNFLUSHED_AGE,
+            0 if store.is_flushed else store.unflushed.age_ms(store.clock.monotonic_ms()) / 1000,
+            group,
+        )
         yield one(UNFLUSHED_BYTES, sum(each.end - each.flushed for each in store.logs), group)
         yield one(FLUSH, counters.flushes.histogram(), group)
         yield one(COMMIT, counters.commits.histogram(), group)
@@ -203,14 +272,28 @@ class LogSource:
 
 
 STORE_BYTES: Final = Figure(
-    "qmq_object_store_bytes", GAUGE, _OF, "Bytes of sealed segments that are in the object store, read back and checked."
+    "qmq_object_store_bytes",
+    GAUGE,
+    _OF,
+    "Bytes of sealed segments that are in the object store, read back and checked.",
 )
 STORE_WAITING: Final = Figure(
-    "qmq_object_store_waiting_bytes", GAUGE, _OF, "Bytes of sealed segments that are not known to be in the object store yet."
+    "qmq_object_store_waiting_bytes",
+    GAUGE,
+    _OF,
+    "Bytes of sealed segments that are not known to be in the object store yet.",
 )
-COPIED: Final = Figure("qmq_object_store_copied_bytes_total", COUNTER, _OF, "Bytes that this replica put into the object store.")
+COPIED: Final = Figure(
+    "qmq_object_store_copied_bytes_total",
+    COUNTER,
+    _OF,
+    "Bytes that this replica put into the object store.",
+)
 STORE_DELETED: Final = Figure(
-    "qmq_object_store_deleted_segments_total", COUNTER, _OF, "Segments that this replica deleted from the object store."
+    "qmq_object_store_deleted_segments_total",
+    COUNTER,
+    _OF,
+    "Segments that this replica deleted from the object store.",
 )
 FAILURES: Final = Figure(
     "qmq_object_store_failures_total",
@@ -218,23 +301,51 @@ FAILURES: Final = Figure(
     (*_OF, "reason"),
     "Steps that failed: the store is `away`, it has other bytes (`conflict`), the local segment is `damaged`.",
 )
-READ: Final = Figure("qmq_object_store_read_bytes_total", COUNTER, _OF, "Bytes of chunks that were read from the object store for readers.")
+READ: Final = Figure(
+    "qmq_object_store_read_bytes_total",
+    COUNTER,
+    _OF,
+    "Bytes of chunks that were read from the object store for readers.",
+)
 READ_FAILURES: Final = Figure(
-    "qmq_object_store_read_failures_total", COUNTER, _OF, "Chunks that could not be read from the object store; they are asked for again."
+    "qmq_object_store_read_failures_total",
+    COUNTER,
+    _OF,
+    "Chunks that could not be read from the object store; they are asked for again.",
 )
 STORE_DAMAGED: Final = Figure(
-    "qmq_object_store_damaged_chunks", GAUGE, _OF, "Chunks of the log that the object store has lost or changed, as far as readers noticed."
+    "qmq_object_store_damaged_chunks",
+    GAUGE,
+    _OF,
+    "Chunks of the log that the object store has lost or changed, as far as readers noticed.",
 )
-CACHED: Final = Figure("qmq_object_store_cache_bytes", GAUGE, _OF, "Bytes of the chunks in the cache on the disk.")
-LOCAL: Final = Figure("qmq_log_local_bytes", GAUGE, _OF, "Bytes of the message log that are on this disk.")
+CACHED: Final = Figure(
+    "qmq_object_store_cache_bytes", GAUGE, _OF, "Bytes of the chunks in the cache on the disk."
+)
+LOCAL: Final = Figure(
+    "qmq_log_local_bytes", GAUGE, _OF, "Bytes of the message log that are on this disk."
+)
 
 
 class TieringSource:
     """The source of a broker that has an object store."""
 
-    figures: Final = (STORE_BYTES, STORE_WAITING, COPIED, STORE_DELETED, FAILURES, READ, READ_FAILURES, STORE_DAMAGED, CACHED, LOCAL)
+    figures: Final = (
+        STORE_BYTES,
+        STORE_WAITING,
+        COPIED,
+        STORE_DELETED,
+        FAILURES,
+        READ,
+        READ_FAILURES,
+        STORE_DAMAGED,
+        CACHED,
+        LOCAL,
+    )
 
-    def __init__(self, copier: SegmentCopier, stored: StoredReads, log: Callable[[], Segments], group: str) -> None:
+    def __init__(
+        self, copier: SegmentCopier, stored: StoredReads, log: Callable[[], Segments], group: str
+    ) -> None:
         """`log` returns the message log."""
         self._copier = copier
         self._stored = stored
@@ -247,7 +358,9 @@ class TieringSource:
         yield one(STORE_WAITING, sum(each.size for each in catalog.noted), group)
         yield one(COPIED, counters.copied_bytes, group)
         yield one(STORE_DELETED, counters.deleted_segments, group)
-        yield Reading(FAILURES, [((group, reason), count) for reason, count in counters.failures.items()])
+        yield Reading(
+            FAILURES, [((group, reason), count) for reason, count in counters.failures.items()]
+        )
         yield one(READ, self._stored.counters.fetched_bytes, group)
         yield one(READ_FAILURES, self._stored.counters.failures, group)
         yield one(STORE_DAMAGED, len(self._log().damaged_objects()), group)
@@ -264,38 +377,101 @@ LAG: Final = Figure(
     "Messages that the group has not settled; of an ordered subject, all from the oldest unsettled one on.",
 )
 LAG_S: Final = Figure(
-    "qmq_group_lag_seconds", GAUGE, _GROUP, "Age of the oldest message that the group has not settled; 0 if there is none."
+    "qmq_group_lag_seconds",
+    GAUGE,
+    _GROUP,
+    "Age of the oldest message that the group has not settled; 0 if there is none.",
 )
 UNACKED: Final = Figure(
-    "qmq_group_unacked_messages", GAUGE, _GROUP, "Messages that were handed to the group's consumers and are not settled yet."
+    "qmq_group_unacked_messages",
+    GAUGE,
+    _GROUP,
+    "Messages that were handed to the group's consumers and are not settled yet.",
 )
-REQUEUED: Final = Figure("qmq_group_requeued_messages", GAUGE, _GROUP, "Returned messages that wait to be handed out again.")
-DYING: Final = Figure("qmq_group_dying_messages", GAUGE, _GROUP, "Messages on their way to the dead-letter queue.")
+REQUEUED: Final = Figure(
+    "qmq_group_requeued_messages",
+    GAUGE,
+    _GROUP,
+    "Returned messages that wait to be handed out again.",
+)
+DYING: Final = Figure(
+    "qmq_group_dying_messages", GAUGE, _GROUP, "Messages on their way to the dead-letter queue."
+)
 CONSUMERS: Final = Figure(
-    "qmq_group_consumers", GAUGE, _GROUP, "Consumers with a valid lease; of an ordered subject, lanes that consumers hold."
+    "qmq_group_consumers",
+    GAUGE,
+    _GROUP,
+    "Consumers with a valid lease; of an ordered subject, lanes that consumers hold.",
 )
-WAITING_PULLS: Final = Figure("qmq_group_waiting_pulls", GAUGE, _GROUP, "Pulls that wait for messages, or for room in the connection.")
-PARKED_KEYS: Final = Figure("qmq_group_parked_keys", GAUGE, _GROUP, "Keys of an ordered subject that the group has set aside.")
+WAITING_PULLS: Final = Figure(
+    "qmq_group_waiting_pulls",
+    GAUGE,
+    _GROUP,
+    "Pulls that wait for messages, or for room in the connection.",
+)
+PARKED_KEYS: Final = Figure(
+    "qmq_group_parked_keys",
+    GAUGE,
+    _GROUP,
+    "Keys of an ordered subject that the group has set aside.",
+)
 PARKED: Final = Figure("qmq_group_parked_messages", GAUGE, _GROUP, "Messages of those keys.")
-PAUSED: Final = Figure("qmq_group_paused", GAUGE, _GROUP, "1 if an operator paused the group: it gets no messages.")
+PAUSED: Final = Figure(
+    "qmq_group_paused", GAUGE, _GROUP, "1 if an operator paused the group: it gets no messages."
+)
 
 PULLED: Final = Figure("qmq_pulled_messages_total", COUNTER, _GROUP, "Messages handed out.")
-PULLED_BYTES: Final = Figure("qmq_pulled_bytes_total", COUNTER, _GROUP, "Bytes of the batches that contain these messages.")
-RETRIED: Final = Figure("qmq_retried_messages_total", COUNTER, _GROUP, "Messages handed out again after an earlier attempt.")
-FILTERED: Final = Figure(
-    "qmq_filtered_messages_total", COUNTER, _GROUP, "Messages that the tags of the group's consumers left out: they count as done."
+PULLED_BYTES: Final = Figure(
+    "qmq_pulled_bytes_total", COUNTER, _GROUP, "Bytes of the batches that contain these messages."
 )
-ACKED: Final = Figure("qmq_acked_messages_total", COUNTER, _GROUP, "Messages that consumers acknowledged.")
-NACKED: Final = Figure("qmq_nacked_messages_total", COUNTER, _GROUP, "Messages that consumers reported as failed.")
-RELEASED: Final = Figure("qmq_released_messages_total", COUNTER, _GROUP, "Messages that consumers returned without having worked on them.")
-DEAD: Final = Figure("qmq_dead_messages_total", COUNTER, _GROUP, "Messages that failed for good: they go to the group's dead-letter queue.")
+RETRIED: Final = Figure(
+    "qmq_retried_messages_total",
+    COUNTER,
+    _GROUP,
+    "Messages handed out again after an earlier attempt.",
+)
+FILTERED: Final = Figure(
+    "qmq_filtered_messages_total",
+    COUNTER,
+    _GROUP,
+    "Messages that the tags of the group's consumers left out: they count as done.",
+)
+ACKED: Final = Figure(
+    "qmq_acked_messages_total", COUNTER, _GROUP, "Messages that consumers acknowledged."
+)
+NACKED: Final = Figure(
+    "qmq_nacked_messages_total", COUNTER, _GROUP, "Messages that consumers reported as failed."
+)
+RELEASED: Final = Figure(
+    "qmq_released_messages_total",
+    COUNTER,
+    _GROUP,
+    "Messages that consumers returned without having worked on them.",
+)
+DEAD: Final = Figure(
+    "qmq_dead_messages_total",
+    COUNTER,
+    _GROUP,
+    "Messages that failed for good: they go to the group's dead-letter queue.",
+)
 UNCOPIED: Final = Figure(
-    "qmq_dead_messages_uncopied_total", COUNTER, _GROUP, "Dead messages without a copy in the dead-letter queue: the log says why."
+    "qmq_dead_messages_uncopied_total",
+    COUNTER,
+    _GROUP,
+    "Dead messages without a copy in the dead-letter queue: the log says why.",
 )
 LEASES_LOST: Final = Figure(
-    "qmq_leases_lost_total", COUNTER, _GROUP, "Leases of consumers, and of lanes, that ended because the consumer was silent."
+    "qmq_leases_lost_total",
+    COUNTER,
+    _GROUP,
+    "Leases of consumers, and of lanes, that ended because the consumer was silent.",
 )
-GRANTED: Final = Figure("qmq_lanes_granted_total", COUNTER, _GROUP, "Lanes of ordered subjects that were granted to consumers.")
+GRANTED: Final = Figure(
+    "qmq_lanes_granted_total",
+    COUNTER,
+    _GROUP,
+    "Lanes of ordered subjects that were granted to consumers.",
+)
 
 _TALLIES: Final[tuple[tuple[Figure, Callable[[GroupCounters], int]], ...]] = (
     (PULLED, lambda counters: counters.pulled),
@@ -368,7 +544,9 @@ class GroupsSource:
                 yield None
         for queue in [each for each in self._broker.store.queues.values() if each.lanes]:
             for name, lanes in list(queue.lanes.items()):
-                _add_lanes(found.setdefault((queue.id.subject, name), Behind()), queue, lanes, now_ms)
+                _add_lanes(
+                    found.setdefault((queue.id.subject, name), Behind()), queue, lanes, now_ms
+                )
             yield None
         for names in self._broker.lanes.waiting():
             found.setdefault(names, Behind()).waiting += 1
@@ -396,7 +574,12 @@ class GroupsSource:
 def _add_share(behind: Behind, state: QueueGroup, now_ms: int) -> None:
     queue, share = state.queue, state.share
     unacked, requeued, dying = share.unacked(), share.waiting_again(), share.dying_messages()
-    behind.lag += max(queue.visible_sequence - max(share.next_sequence, queue.start_sequence), 0) + unacked + requeued + dying
+    behind.lag += (
+        max(queue.visible_sequence - max(share.next_sequence, queue.start_sequence), 0)
+        + unacked
+        + requeued
+        + dying
+    )
     behind.lag_s = max(behind.lag_s, _lag_s(queue, share.settled_before(), now_ms))
     behind.unacked += unacked
     behind.requeued += requeued
@@ -423,31 +606,79 @@ def _lag_s(queue: Queue, done_before: int, now_ms: int) -> float:
         return 0.0  # consumers of the queue get the error
 
 
-PENDING: Final = Figure("qmq_delay_pending_messages", GAUGE, _OF, "Delayed messages that are neither delivered, cancelled nor moved.")
+PENDING: Final = Figure(
+    "qmq_delay_pending_messages",
+    GAUGE,
+    _OF,
+    "Delayed messages that are neither delivered, cancelled nor moved.",
+)
 BUCKETS: Final = Figure("qmq_delay_buckets", GAUGE, _OF, "Buckets of the schedule that are kept.")
-SCHEDULE_BYTES: Final = Figure("qmq_delay_schedule_bytes", GAUGE, _OF, "Bytes of the buckets' files.")
-WHEEL: Final = Figure("qmq_delay_wheel_messages", GAUGE, _OF, "Messages in the wheel: due before the horizon, in memory.")
+SCHEDULE_BYTES: Final = Figure(
+    "qmq_delay_schedule_bytes", GAUGE, _OF, "Bytes of the buckets' files."
+)
+WHEEL: Final = Figure(
+    "qmq_delay_wheel_messages",
+    GAUGE,
+    _OF,
+    "Messages in the wheel: due before the horizon, in memory.",
+)
 WHEEL_BYTES: Final = Figure("qmq_delay_wheel_bytes", GAUGE, _OF, "Memory that the wheel uses.")
 HORIZON: Final = Figure(
-    "qmq_delay_horizon_timestamp_seconds", GAUGE, _OF, "The horizon: messages due before it are in the wheel; seconds since 1970."
+    "qmq_delay_horizon_timestamp_seconds",
+    GAUGE,
+    _OF,
+    "The horizon: messages due before it are in the wheel; seconds since 1970.",
 )
-DUE: Final = Figure("qmq_delay_waiting_messages", GAUGE, _OF, "Due messages that are not planned yet, including late ones.")
-PLANNED: Final = Figure("qmq_delay_planned_messages", GAUGE, _OF, "Messages in plans: on their way to the real-time brokers.")
-TROUBLED: Final = Figure("qmq_delay_troubled_messages", GAUGE, (*_OF, "subject"), "Due messages of a subject that cannot be delivered now.")
+DUE: Final = Figure(
+    "qmq_delay_waiting_messages",
+    GAUGE,
+    _OF,
+    "Due messages that are not planned yet, including late ones.",
+)
+PLANNED: Final = Figure(
+    "qmq_delay_planned_messages",
+    GAUGE,
+    _OF,
+    "Messages in plans: on their way to the real-time brokers.",
+)
+TROUBLED: Final = Figure(
+    "qmq_delay_troubled_messages",
+    GAUGE,
+    (*_OF, "subject"),
+    "Due messages of a subject that cannot be delivered now.",
+)
 UNREADABLE_MESSAGES: Final = Figure(
-    "qmq_delay_unreadable_messages", GAUGE, _OF, "Due messages that cannot be read: the schedule is damaged there."
+    "qmq_delay_unreadable_messages",
+    GAUGE,
+    _OF,
+    "Due messages that cannot be read: the schedule is damaged there.",
 )
 SET_ASIDE: Final = Figure(
-    "qmq_delay_set_aside_messages", GAUGE, _OF, "Due messages that cannot be delivered and are set aside: the log names them."
+    "qmq_delay_set_aside_messages",
+    GAUGE,
+    _OF,
+    "Due messages that cannot be delivered and are set aside: the log names them.",
 )
-DISPATCHED: Final = Figure("qmq_delay_dispatched_messages_total", COUNTER, _OF, "Messages delivered to real-time brokers.")
-CANCELLED: Final = Figure("qmq_delay_cancelled_messages_total", COUNTER, _OF, "Messages that were cancelled.")
-MOVED: Final = Figure("qmq_delay_moved_messages_total", COUNTER, _OF, "Messages that were moved to another due time.")
+DISPATCHED: Final = Figure(
+    "qmq_delay_dispatched_messages_total", COUNTER, _OF, "Messages delivered to real-time brokers."
+)
+CANCELLED: Final = Figure(
+    "qmq_delay_cancelled_messages_total", COUNTER, _OF, "Messages that were cancelled."
+)
+MOVED: Final = Figure(
+    "qmq_delay_moved_messages_total", COUNTER, _OF, "Messages that were moved to another due time."
+)
 LATENESS: Final = Figure(
-    "qmq_delay_lateness_seconds", HISTOGRAM, _OF, "Time from a message's due time until it was stored at a real-time broker."
+    "qmq_delay_lateness_seconds",
+    HISTOGRAM,
+    _OF,
+    "Time from a message's due time until it was stored at a real-time broker.",
 )
 CLOCK_STEP: Final = Figure(
-    "qmq_delay_clock_step_seconds", GAUGE, _OF, "Difference between the machine's clock and the kept time; 0 while the clock is trusted."
+    "qmq_delay_clock_step_seconds",
+    GAUGE,
+    _OF,
+    "Difference between the machine's clock and the kept time; 0 while the clock is trusted.",
 )
 
 
@@ -486,7 +717,9 @@ class DelaySource:
         yield from self._of_engine()
         yield one(CANCELLED, work.admin.cancelled, group)
         yield one(MOVED, work.admin.moved, group)
-        yield one(CLOCK_STEP, work.timekeeper.step_ms / 1000 if work.timekeeper is not None else 0, group)
+        yield one(
+            CLOCK_STEP, work.timekeeper.step_ms / 1000 if work.timekeeper is not None else 0, group
+        )
 
     def _of_engine(self) -> Iterator[Reading | None]:
         engine, group = self._work.engine, self._group
@@ -499,7 +732,10 @@ class DelaySource:
             yield one(HORIZON, engine.loader.horizon_ms / 1000, group)
         yield one(DUE, engine.waiting, group)
         yield one(PLANNED, engine.dispatcher.planned, group)
-        yield Reading(TROUBLED, [((group, subject), count) for subject, count, _ in engine.dispatcher.troubles()])
+        yield Reading(
+            TROUBLED,
+            [((group, subject), count) for subject, count, _ in engine.dispatcher.troubles()],
+        )
         yield one(UNREADABLE_MESSAGES, len(engine.damaged), group)
         yield one(SET_ASIDE, engine.dispatcher.set_aside, group)
         yield one(DISPATCHED, lateness.delivered, group)

@@ -7,7 +7,12 @@ from typing import Final, NamedTuple, Protocol
 
 from qmq.metrics.figures import COUNTER, GAUGE, Figure, Reading, rows_of
 
-ROWS: Final = Figure("qmq_lake_rows_total", COUNTER, ("subject",), "Messages that this process committed to the subject's tables.")
+ROWS: Final = Figure(
+    "qmq_lake_rows_total",
+    COUNTER,
+    ("subject",),
+    "Messages that this process committed to the subject's tables.",
+)
 WAITS: Final = Figure(
     "qmq_lake_waits_total",
     COUNTER,
@@ -37,23 +42,38 @@ class LakeMetrics:
         self._counts = counts
 
     def read(self) -> Iterator[Reading | None]:
-        yield Reading(ROWS, [((subject,), count) for subject, count in sorted(self._counts.rows.items())])
+        yield Reading(
+            ROWS, [((subject,), count) for subject, count in sorted(self._counts.rows.items())]
+        )
         yield Reading(WAITS, [((reason,), count) for reason, count in self._counts.waits.items()])
 
 
 _OF: Final = ("subject",)
 
 LAG: Final = Figure(
-    "qmq_mirror_lag_messages", GAUGE, _OF, "Messages of the source that were not read, counted when a pass begins and again when it ends."
+    "qmq_mirror_lag_messages",
+    GAUGE,
+    _OF,
+    "Messages of the source that were not read, counted when a pass begins and again when it ends.",
 )
-COPIED: Final = Figure("qmq_mirror_copied_messages_total", COUNTER, _OF, "Messages that were copied to the target.")
+COPIED: Final = Figure(
+    "qmq_mirror_copied_messages_total", COUNTER, _OF, "Messages that were copied to the target."
+)
 LEFT_OUT: Final = Figure(
-    "qmq_mirror_left_out_messages_total", COUNTER, _OF, "Messages that came through the target and were not copied back."
+    "qmq_mirror_left_out_messages_total",
+    COUNTER,
+    _OF,
+    "Messages that came through the target and were not copied back.",
 )
 MOVES: Final = Figure(
-    "qmq_mirror_group_moves_total", COUNTER, _OF, "Moves of groups in the target to the progress that they have in the source."
+    "qmq_mirror_group_moves_total",
+    COUNTER,
+    _OF,
+    "Moves of groups in the target to the progress that they have in the source.",
 )
-FAILURES: Final = Figure("qmq_mirror_failures_total", COUNTER, _OF, "Passes that failed; they are tried again.")
+FAILURES: Final = Figure(
+    "qmq_mirror_failures_total", COUNTER, _OF, "Passes that failed; they are tried again."
+)
 SILENT: Final = Figure("qmq_mirror_silent_seconds", GAUGE, _OF, "Time since a pass ended well.")
 
 
@@ -78,6 +98,12 @@ class MirrorMetrics:
     def read(self) -> Iterator[Reading | None]:
         found = self._states()
         names = [(each.subject,) for each in found]
-        columns = zip(*[(each.lag, each.copied, each.left_out, each.moves, each.failures, each.silent_s) for each in found], strict=True)
+        columns = zip(
+            *[
+                (each.lag, each.copied, each.left_out, each.moves, each.failures, each.silent_s)
+                for each in found
+            ],
+            strict=True,
+        )
         for figure, values in zip(self.figures, columns, strict=False):
             yield Reading(figure, rows_of(names, values))

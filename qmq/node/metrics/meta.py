@@ -13,30 +13,75 @@ from qmq.meta.server import MetaServer
 from qmq.metrics.figures import COUNTER, GAUGE, HISTOGRAM, SLICE, Figure, Reading, Row, one
 from qmq.model import Order
 
-REQUESTS: Final = Figure("qmq_meta_requests_total", COUNTER, ("method",), "Requests to the metaserver.")
-FAILED: Final = Figure("qmq_meta_failures_total", COUNTER, ("method", "code"), "Requests that failed, by gRPC's code.")
-SECONDS: Final = Figure("qmq_meta_request_seconds", HISTOGRAM, (), "Duration of requests that the metaserver answers at once.")
-WATCHERS: Final = Figure("qmq_meta_watchers", GAUGE, (), "Clients that watch this metaserver for changes.")
-LEADER: Final = Figure("qmq_meta_leader", GAUGE, (), "1 if this metaserver is the leader, which continues unfinished work; exactly one is.")
-SUBJECTS: Final = Figure("qmq_subjects", GAUGE, ("order",), "Subjects, by order: none, strict, best_effort.")
-HAS_MASTER: Final = Figure("qmq_broker_group_has_master", GAUGE, ("broker_group",), "1 if the broker group has a master.")
-PRESENT: Final = Figure(
-    "qmq_broker_group_present_replicas", GAUGE, ("broker_group",), "Replicas of the broker group whose process is alive."
+REQUESTS: Final = Figure(
+    "qmq_meta_requests_total", COUNTER, ("method",), "Requests to the metaserver."
 )
-VOTERS: Final = Figure("qmq_broker_group_voters", GAUGE, ("broker_group",), "Replicas of the broker group that count for majorities.")
+FAILED: Final = Figure(
+    "qmq_meta_failures_total", COUNTER, ("method", "code"), "Requests that failed, by gRPC's code."
+)
+SECONDS: Final = Figure(
+    "qmq_meta_request_seconds",
+    HISTOGRAM,
+    (),
+    "Duration of requests that the metaserver answers at once.",
+)
+WATCHERS: Final = Figure(
+    "qmq_meta_watchers", GAUGE, (), "Clients that watch this metaserver for changes."
+)
+LEADER: Final = Figure(
+    "qmq_meta_leader",
+    GAUGE,
+    (),
+    "1 if this metaserver is the leader, which continues unfinished work; exactly one is.",
+)
+SUBJECTS: Final = Figure(
+    "qmq_subjects", GAUGE, ("order",), "Subjects, by order: none, strict, best_effort."
+)
+HAS_MASTER: Final = Figure(
+    "qmq_broker_group_has_master", GAUGE, ("broker_group",), "1 if the broker group has a master."
+)
+PRESENT: Final = Figure(
+    "qmq_broker_group_present_replicas",
+    GAUGE,
+    ("broker_group",),
+    "Replicas of the broker group whose process is alive.",
+)
+VOTERS: Final = Figure(
+    "qmq_broker_group_voters",
+    GAUGE,
+    ("broker_group",),
+    "Replicas of the broker group that count for majorities.",
+)
 FENCED: Final = Figure(
     "qmq_broker_group_fenced_partitions",
     GAUGE,
     ("broker_group",),
     "Partitions of the broker group that were closed while it was unreachable.",
 )
-ROUTE: Final = Figure("qmq_route_version", GAUGE, ("subject",), "Latest version of an ordered subject's route.")
-PAUSES: Final = Figure("qmq_pauses", GAUGE, ("kind",), "Pauses that operators ordered: of groups, consumers and clients.")
-CHANGES: Final = Figure("qmq_route_changes_pending", GAUGE, (), "Ordered subjects whose route is being changed.")
-GROUP_VERSION: Final = Figure(
-    "qmq_group_route_version", GAUGE, ("subject", "group"), "The oldest version of the route that the group still reads."
+ROUTE: Final = Figure(
+    "qmq_route_version", GAUGE, ("subject",), "Latest version of an ordered subject's route."
 )
-MEMBERS: Final = Figure("qmq_group_members", GAUGE, ("subject", "group"), "Live consumers of an ordered subject's group.")
+PAUSES: Final = Figure(
+    "qmq_pauses",
+    GAUGE,
+    ("kind",),
+    "Pauses that operators ordered: of groups, consumers and clients.",
+)
+CHANGES: Final = Figure(
+    "qmq_route_changes_pending", GAUGE, (), "Ordered subjects whose route is being changed."
+)
+GROUP_VERSION: Final = Figure(
+    "qmq_group_route_version",
+    GAUGE,
+    ("subject", "group"),
+    "The oldest version of the route that the group still reads.",
+)
+MEMBERS: Final = Figure(
+    "qmq_group_members",
+    GAUGE,
+    ("subject", "group"),
+    "Live consumers of an ordered subject's group.",
+)
 
 
 class MetaSource:
@@ -64,7 +109,9 @@ class MetaSource:
 
     def read(self) -> Iterator[Reading | None]:
         calls = self._server.calls
-        yield Reading(REQUESTS, [((method,), count) for method, count in sorted(calls.requests.items())])
+        yield Reading(
+            REQUESTS, [((method,), count) for method, count in sorted(calls.requests.items())]
+        )
         yield Reading(FAILED, [(labels, count) for labels, count in sorted(calls.failures.items())])
         yield one(SECONDS, calls.durations.histogram())
         yield one(WATCHERS, self._server.watchers)
@@ -84,10 +131,16 @@ class MetaSource:
 
     def _groups(self) -> Iterator[Reading | None]:
         groups: list[BrokerGroupState] = self._view.groups()
-        yield Reading(HAS_MASTER, [((each.name,), int(each.health is not Health.OFFLINE)) for each in groups])
-        yield Reading(PRESENT, [((each.name,), len(self._view.present(each.name))) for each in groups])
+        yield Reading(
+            HAS_MASTER, [((each.name,), int(each.health is not Health.OFFLINE)) for each in groups]
+        )
+        yield Reading(
+            PRESENT, [((each.name,), len(self._view.present(each.name))) for each in groups]
+        )
         yield Reading(VOTERS, [((each.name,), len(each.voters)) for each in groups])
-        yield Reading(FENCED, [((each.name,), len(self._view.fences(each.name))) for each in groups])
+        yield Reading(
+            FENCED, [((each.name,), len(self._view.fences(each.name))) for each in groups]
+        )
 
     def _pauses(self) -> Iterator[Reading | None]:
         counts = dict.fromkeys(PauseKind, 0)

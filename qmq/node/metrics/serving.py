@@ -11,7 +11,13 @@ from qmq.broker.broker import Broker
 from qmq.broker.connection.server import DataServer
 from qmq.broker.replica_time import ReplicaTime
 from qmq.metrics.figures import COUNTER, GAUGE, Figure, FigureSource, Readiness, Reading, one
-from qmq.node.metrics.broker import BrokerSource, DelaySource, GroupsSource, LogSource, TieringSource
+from qmq.node.metrics.broker import (
+    BrokerSource,
+    DelaySource,
+    GroupsSource,
+    LogSource,
+    TieringSource,
+)
 from qmq.node.metrics.replica import ReplicaSource
 from qmq.node.process import EtcdOptions, weaknesses
 from qmq.process.address import UNIX, is_local
@@ -37,7 +43,11 @@ def sources_of(
     time: ReplicaTime | None = None,
 ) -> list[FigureSource]:
     """The sources that a broker and a delay server have in common."""
-    return [ReplicaSource(group, describe, roles, refused), LogSource(broker, group, time), BrokerSource(broker, group, server)]
+    return [
+        ReplicaSource(group, describe, roles, refused),
+        LogSource(broker, group, time),
+        BrokerSource(broker, group, server),
+    ]
 
 
 def metrics_host(host: str, given: str) -> str:
@@ -46,7 +56,11 @@ def metrics_host(host: str, given: str) -> str:
 
 
 async def serve(
-    host: str, port: int | None, sources: Sequence[FigureSource], readiness: Callable[[], Readiness], network: Network
+    host: str,
+    port: int | None,
+    sources: Sequence[FigureSource],
+    readiness: Callable[[], Readiness],
+    network: Network,
 ) -> MetricsServer | None:
     """Listen. Returns None without a port. A port that other machines reach uses the TLS of `network`. If TLS requires certificates of
     clients, a client without one gets the health only. Raises OSError if the port is taken.
@@ -61,7 +75,12 @@ async def serve(
     else:
         credentials = network.credentials
         needs_certificate = credentials is not None and credentials.files.requires_clients
-        await endpoint.start(host, port, network.with_optional_certificates().listen, needs_certificate=needs_certificate)
+        await endpoint.start(
+            host,
+            port,
+            network.with_optional_certificates().listen,
+            needs_certificate=needs_certificate,
+        )
     return endpoint
 
 
@@ -74,7 +93,12 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
     from qmq.node.metrics.meta import MetaSource
     from qmq.node.metrics.replica import CoordinationSource
 
-    all_servers = (*CoordinationSource.figures, *ExposureSource.figures, *AccessSource.figures, LEFT_OUT)
+    all_servers = (
+        *CoordinationSource.figures,
+        *ExposureSource.figures,
+        *AccessSource.figures,
+        LEFT_OUT,
+    )
     both = (*ReplicaSource.figures, *LogSource.figures, *BrokerSource.figures, *all_servers)
     return {
         "client": (*ClientSource.figures, LEFT_OUT),
@@ -88,20 +112,30 @@ def figures_by_role() -> dict[str, Sequence[Figure]]:
 
 
 INSECURE: Final = Figure(
-    "qmq_insecure", GAUGE, (), "1 if strangers may reach this process or etcd's password, which only --insecure allows."
+    "qmq_insecure",
+    GAUGE,
+    (),
+    "1 if strangers may reach this process or etcd's password, which only --insecure allows.",
 )
 
 EXPIRES: Final = Figure(
-    "qmq_certificate_expires_seconds", GAUGE, (), "Seconds until the process's TLS certificate expires; negative after that."
+    "qmq_certificate_expires_seconds",
+    GAUGE,
+    (),
+    "Seconds until the process's TLS certificate expires; negative after that.",
 )
 
 
 class ExposureSource:
     figures: Final = (INSECURE, EXPIRES)
 
-    def __init__(self, host: str, etcd: EtcdOptions | None = None, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, host: str, etcd: EtcdOptions | None = None, credentials: Credentials | None = None
+    ) -> None:
         self._credentials = credentials
-        self._is_insecure = bool(weaknesses(host, etcd, None if credentials is None else credentials.files))
+        self._is_insecure = bool(
+            weaknesses(host, etcd, None if credentials is None else credentials.files)
+        )
 
     def read(self) -> Iterator[Reading | None]:
         yield one(INSECURE, int(self._is_insecure))
@@ -110,8 +144,15 @@ class ExposureSource:
             yield one(EXPIRES, left)
 
 
-MODE: Final = Figure("qmq_access_mode", GAUGE, (), "Mode of access control: 0 off, 1 watch, 2 enforce.")
-REFUSALS: Final = Figure("qmq_access_refusals_total", COUNTER, (), "Requests and logins that were refused, or would be in mode watch.")
+MODE: Final = Figure(
+    "qmq_access_mode", GAUGE, (), "Mode of access control: 0 off, 1 watch, 2 enforce."
+)
+REFUSALS: Final = Figure(
+    "qmq_access_refusals_total",
+    COUNTER,
+    (),
+    "Requests and logins that were refused, or would be in mode watch.",
+)
 _NUMBERS: Final = {AccessMode.OFF: 0, AccessMode.WATCH: 1, AccessMode.ENFORCE: 2}
 
 

@@ -143,8 +143,15 @@ class ReplicaBroker:
 
     def _make_parts(self, broker: Broker) -> BrokerParts:
         context, identity, environment = self._context, self._identity, self._context.environment
-        coordinator = Coordinator(context.coordination, identity.group, self.master_record, lambda: secrets.token_hex(8))
-        self.maintenance = Maintenance(broker, environment.fatal, holds_back=self.must_hold_back, retention_before=self._time.before_ms)
+        coordinator = Coordinator(
+            context.coordination, identity.group, self.master_record, lambda: secrets.token_hex(8)
+        )
+        self.maintenance = Maintenance(
+            broker,
+            environment.fatal,
+            holds_back=self.must_hold_back,
+            retention_before=self._time.before_ms,
+        )
         self.repair = BackgroundRepair(
             broker,
             context.donors,
@@ -154,7 +161,11 @@ class ReplicaBroker:
             lambda: len(self.driver.core.state.membership.replicas) - 1,
         )
         self.write_lease = WriteLease(
-            broker, context.coordination, identity.group, context.clock, lease_ms=lambda: int(coordinator.lease_s * 1000)
+            broker,
+            context.coordination,
+            identity.group,
+            context.clock,
+            lease_ms=lambda: int(coordinator.lease_s * 1000),
         )
         self.driver = environment.make_driver(
             broker,
@@ -170,8 +181,11 @@ class ReplicaBroker:
                 on_role=self._role_changed,
                 on_held=self.write_lease.held,
             ),
-            DriverSurroundings(environment.steady, context.clock, environment.timing, environment.network),
-            asks_reset=self._opener.begins_in_store and context.view.group(identity.group).claim.epoch > 0,
+            DriverSurroundings(
+                environment.steady, context.clock, environment.timing, environment.network
+            ),
+            asks_reset=self._opener.begins_in_store
+            and context.view.group(identity.group).claim.epoch > 0,
         )
         return BrokerParts(
             self.driver,

@@ -104,7 +104,11 @@ def read_log(store: Store, number: int, position: int, bytes_max: int) -> bytes:
                 break
     except CorruptBatch as cause:
         if not found:
-            raise LogDamaged(f"this replica is damaged there as well: {cause.message}", log=number, position=position) from cause
+            raise LogDamaged(
+                f"this replica is damaged there as well: {cause.message}",
+                log=number,
+                position=position,
+            ) from cause
     return b"".join(found)
 
 
@@ -132,7 +136,10 @@ class Donor:
 
 
 async def ask(
-    addresses: Mapping[ServerName, str], damage: LogDamaged, fits: Callable[[bytes], bool] = bool, network: Network = NETWORK
+    addresses: Mapping[ServerName, str],
+    damage: LogDamaged,
+    fits: Callable[[bytes], bool] = bool,
+    network: Network = NETWORK,
 ) -> bytes | None:
     """Get entries that `fits` accepts, from the damage on, from the first replica (by control address) that has them."""
     for name, address in addresses.items():
@@ -143,7 +150,12 @@ async def ask(
                     if fits(donor.data):
                         return donor.data
             except grpc.RpcError as cause:
-                log.warning("replica %s cannot repair the damage at %d: %s", name.replica, damage.position, typed_error(cause, address))
+                log.warning(
+                    "replica %s cannot repair the damage at %d: %s",
+                    name.replica,
+                    damage.position,
+                    typed_error(cause, address),
+                )
             else:
                 log.warning(
                     "the entries of replica %s at %d of the %s log belong to another history and cannot repair this log",
@@ -154,7 +166,9 @@ async def ask(
     return None
 
 
-async def ask_entry(addresses: Mapping[ServerName, str], position: int, network: Network = NETWORK) -> PendingEntry | None:
+async def ask_entry(
+    addresses: Mapping[ServerName, str], position: int, network: Network = NETWORK
+) -> PendingEntry | None:
     """Get the entry at a position of the message log from the first replica (by control address) that has it."""
     place = LogDamaged("", log=MESSAGES, position=position)
     for name, address in addresses.items():
@@ -165,11 +179,18 @@ async def ask_entry(addresses: Mapping[ServerName, str], position: int, network:
                 if found:
                     return found[0]
             except grpc.RpcError as cause:
-                log.warning("replica %s does not give its entry at %d: %s", name.replica, position, typed_error(cause, address))
+                log.warning(
+                    "replica %s does not give its entry at %d: %s",
+                    name.replica,
+                    position,
+                    typed_error(cause, address),
+                )
     return None
 
 
-async def answering_replicas(addresses: Mapping[ServerName, str], damage: LogDamaged, network: Network = NETWORK) -> int:
+async def answering_replicas(
+    addresses: Mapping[ServerName, str], damage: LogDamaged, network: Network = NETWORK
+) -> int:
     """The number of these replicas that answer for the damaged place, even if they are damaged there, too."""
     count = 0
     for name, address in addresses.items():
@@ -199,7 +220,9 @@ def _follows(before: Envelope, after: Envelope) -> bool:
 # --- the hole ----------------------------------------------------------------------------------------------------------
 
 
-def find_hole(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing) -> list[PendingEntry] | None:
+def find_hole(
+    segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing
+) -> list[PendingEntry] | None:
     """The entries in `data` that belong into the hole; None if that cannot be proved, or nothing is damaged there."""
     entries = parse(damage.log, damage.position, data)
     if not entries or not _fits_behind(segments, entries[0]):
@@ -257,7 +280,9 @@ def _envelopes_before(segments: Segments, position: int) -> Iterator[Envelope]:
 # --- mending -----------------------------------------------------------------------------------------------------------
 
 
-def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing) -> bool:
+def mend(
+    segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _knows_nothing
+) -> bool:
     """Fill the hole. Returns False, and writes nothing, if these are not the original entries. Raises FlushFailed, DiskFull."""
     hole = find_hole(segments, damage, data, knows)
     if hole is None:
@@ -266,15 +291,36 @@ def mend(segments: Segments, damage: LogDamaged, data: bytes, knows: Knows = _kn
     try:
         for _, part in groupby(hole, lambda entry: segments.base_of(entry.position)):
             begin = (entries := list(part))[0].position - damage.position
-            segments.mend(entries[0].position, data[begin : begin + sum(each.envelope.total_bytes for each in entries)])
-    except OSError as cause:  # no acknowledgement depends on the repair: the broker continues, and tries again
-        log.error("writing the repaired %d bytes of the %s log at %d failed: %s", size, NAMES[damage.log], damage.position, cause)
+            segments.mend(
+                entries[0].position,
+                data[begin : begin + sum(each.envelope.total_bytes for each in entries)],
+            )
+    except (
+        OSError
+    ) as cause:  # no acknowledgement depends on the repair: the broker continues, and tries again
+        log.error(
+            "writing the repaired %d bytes of the %s log at %d failed: %s",
+            size,
+            NAMES[damage.log],
+            damage.position,
+            cause,
+        )
         return False
-    log.warning("repaired %d bytes of the %s log at %d from another replica", size, NAMES[damage.log], damage.position)
+    log.warning(
+        "repaired %d bytes of the %s log at %d from another replica",
+        size,
+        NAMES[damage.log],
+        damage.position,
+    )
     return True
 
 
-async def repair(addresses: Mapping[ServerName, str], store: Store, damage: LogDamaged, network: Network = NETWORK) -> bool:
+async def repair(
+    addresses: Mapping[ServerName, str],
+    store: Store,
+    damage: LogDamaged,
+    network: Network = NETWORK,
+) -> bool:
     """Repair damage of an open store from the replicas at these control addresses. Raises FlushFailed, DiskFull."""
     segments = store.logs[damage.log]
     cuts = segments.cuts
@@ -282,7 +328,12 @@ async def repair(addresses: Mapping[ServerName, str], store: Store, damage: LogD
     def knows(index: int) -> int:
         return store.epoch_at(index) if index <= store.index else -1
 
-    data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None, network)
+    data = await ask(
+        addresses,
+        damage,
+        lambda found: find_hole(segments, damage, found, knows) is not None,
+        network,
+    )
     return data is not None and segments.cuts == cuts and mend(segments, damage, data, knows)
 
 
@@ -299,7 +350,12 @@ async def repair_folder(
     segments = Segments(disk, folder / NAMES[damage.log], segment_bytes)
     knows = _history(folder, disk)
     try:
-        data = await ask(addresses, damage, lambda found: find_hole(segments, damage, found, knows) is not None, network)
+        data = await ask(
+            addresses,
+            damage,
+            lambda found: find_hole(segments, damage, found, knows) is not None,
+            network,
+        )
         return data is not None and mend(segments, damage, data, knows)
     finally:
         segments.close()
@@ -343,7 +399,10 @@ class BackgroundRepair:
         """Begin a repair, unless one runs. False if this damage cannot be repaired, or could not a moment ago."""
         if damage.position < 0 or self._is_opening():
             return False
-        if self._given_up.get((damage.log, damage.position), 0.0) > asyncio.get_running_loop().time():
+        if (
+            self._given_up.get((damage.log, damage.position), 0.0)
+            > asyncio.get_running_loop().time()
+        ):
             return False
         if self._mending is None or self._mending.done():
             log.warning("%s", damage)
@@ -358,7 +417,9 @@ class BackgroundRepair:
             self._fatal(failure)
             return
         if not is_mended and store is self._broker.store:
-            log.error("no other replica could repair this damage, or it was already repaired: %s", damage)
+            log.error(
+                "no other replica could repair this damage, or it was already repaired: %s", damage
+            )
             if await answering_replicas(self._donors(), damage, self._network) >= self._others():
                 self._give_up(damage)
             else:
@@ -368,7 +429,9 @@ class BackgroundRepair:
     def _give_up(self, damage: LogDamaged) -> None:
         """Give readers the error for a while, instead of letting them wait."""
         now_s = asyncio.get_running_loop().time()
-        self._given_up = {place: until_s for place, until_s in self._given_up.items() if until_s > now_s}
+        self._given_up = {
+            place: until_s for place, until_s in self._given_up.items() if until_s > now_s
+        }
         self._given_up[damage.log, damage.position] = now_s + AGAIN_S
 
     async def stop(self) -> None:
@@ -425,13 +488,19 @@ class ReplicaContext:
     def donors(self) -> dict[ServerName, str]:
         """Control addresses of the other replicas."""
         records = self.view.replicas(self.config.group)
-        return {self.server_name(name): each.control_address for name, each in records.items() if name != self.config.replica}
+        return {
+            self.server_name(name): each.control_address
+            for name, each in records.items()
+            if name != self.config.replica
+        }
 
     def witnesses(self) -> Iterator[str]:
         """Control addresses on other machines: of the group's other replicas, then of one server on each further machine."""
         donors = self.donors()
         yield from donors.values()
-        hosts = {host_of(each) for each in donors.values()} | {(self.config.advertise or self.config.host).strip("[]")}
+        hosts = {host_of(each) for each in donors.values()} | {
+            (self.config.advertise or self.config.host).strip("[]")
+        }
         for state in self.view.groups():
             for each in self.view.present(state.name).values():
                 if state.name != self.config.group and host_of(each.control_address) not in hosts:
@@ -443,7 +512,9 @@ class ReplicaContext:
         identity.save(self.environment.disk, self.config.data)
 
 
-def open_context(config: ReplicaConfig, coordination: CoordinationStore | None, environment: Environment) -> ReplicaContext:
+def open_context(
+    config: ReplicaConfig, coordination: CoordinationStore | None, environment: Environment
+) -> ReplicaContext:
     """Open the context. Without `coordination` the coordination store is the configured etcd cluster."""
     store = CountedStore(coordination or config.etcd.open())
     view = ClusterView(store)
@@ -535,17 +606,34 @@ class StoreOpener:
             if not segments:
                 return None
             end = segments[-1].end
-            opening = await ask_entry(self._context.donors(), end, self._context.environment.network)
+            opening = await ask_entry(
+                self._context.donors(), end, self._context.environment.network
+            )
             if opening is None:
                 raise CannotTake(f"no other replica says how the log continues at {end}")
-            store = await asyncio.to_thread(self._open_with, self._beginnings, segments, (end, place[ACTIONS]), opening)
+            store = await asyncio.to_thread(
+                self._open_with, self._beginnings, segments, (end, place[ACTIONS]), opening
+            )
         except (CannotTake, DiskFull) as failure:
-            log.warning("the log does not begin with the object store's segments, the master sends everything: %s", failure)
+            log.warning(
+                "the log does not begin with the object store's segments, the master sends everything: %s",
+                failure,
+            )
             return None
-        log.info("the log begins with the object store's segments from %d to %d, the master sends what follows", place[MESSAGES], end)
+        log.info(
+            "the log begins with the object store's segments from %d to %d, the master sends what follows",
+            place[MESSAGES],
+            end,
+        )
         return store
 
-    def _open_with(self, beginnings: StoredBeginnings, segments: list[SegmentIndex], place: Place, opening: PendingEntry) -> Store:
+    def _open_with(
+        self,
+        beginnings: StoredBeginnings,
+        segments: list[SegmentIndex],
+        place: Place,
+        opening: PendingEntry,
+    ) -> Store:
         """Begin with these segments, which end at `place`. Raises CannotTake, DiskFull."""
         store = self.open_at(None, place)
         try:

@@ -38,7 +38,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from qmq_coordination.access_records import ensure_server_token
-from qmq_coordination.broker_groups import Mode, Registration, ReplicaRecord, ensure_cluster, read_group, replica_key
+from qmq_coordination.broker_groups import (
+    Mode,
+    Registration,
+    ReplicaRecord,
+    ensure_cluster,
+    read_group,
+    replica_key,
+)
 from qmq_coordination.coordination_store import CoordinationStore
 from qmq_coordination.view import ViewChange
 from qmq_replication import identity
@@ -87,7 +94,9 @@ RETRY_S: Final = 1.0
 
 
 class ReplicaRegistering:
-    def __init__(self, store: CoordinationStore, driver: Driver, record: ReplicaRecord, timing: NodeTiming) -> None:
+    def __init__(
+        self, store: CoordinationStore, driver: Driver, record: ReplicaRecord, timing: NodeTiming
+    ) -> None:
         self._store = store
         self._driver = driver
         self._record = record
@@ -105,7 +114,11 @@ class ReplicaRegistering:
         registered = asyncio.Event()
         self._task = asyncio.create_task(self._run(registered))
         waiting = asyncio.create_task(registered.wait())
-        await asyncio.wait([waiting, self._task], timeout=self._timing.known_wait_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [waiting, self._task],
+            timeout=self._timing.known_wait_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         waiting.cancel()
 
     async def stop(self) -> None:
@@ -138,14 +151,19 @@ class ReplicaRegistering:
         await ensure_server_token(self._store)
         driver.know_secret(await find_secret(self._store, group))
         found = await self._store.get(replica_key(group, self._record.replica))
-        known = ReplicaRecord("", "", "", "") if found is None else ReplicaRecord.decode(found.value)
+        known = (
+            ReplicaRecord("", "", "", "") if found is None else ReplicaRecord.decode(found.value)
+        )
         state = await read_group(self._store, group)
         epoch, members = state.claim.epoch, state.members
         if found is not None:
             self._judge(known, epoch)
         self.older_store = self._forgotten(known, epoch, members)
         if self.older_store:
-            log.critical("the data of the coordination store was put back: %s. docs/BACKUP.md says what to do", self.older_store)
+            log.critical(
+                "the data of the coordination store was put back: %s. docs/BACKUP.md says what to do",
+                self.older_store,
+            )
         driver.grow(replace(driver.identity.grown(known.folder, known.generation), cluster=cluster))
         self._registration = Registration(self._store, self._present())
         await self._registration.start()
@@ -159,7 +177,9 @@ class ReplicaRegistering:
             if known.folder != identity.folder:
                 what = "another folder is registered for it"
             log.warning(
-                "the folder of %s is an older copy, or a new one (%s): it does not vote before it has caught up", identity.replica, what
+                "the folder of %s is an older copy, or a new one (%s): it does not vote before it has caught up",
+                identity.replica,
+                what,
             )
             self._driver.doubt(epoch)
 
@@ -171,7 +191,9 @@ class ReplicaRegistering:
         if epoch < identity.promised <= EPOCH_MAX:
             return f"the highest epoch of {identity.group} was {identity.promised}, and is {epoch}"
         if mine is not None and version < mine.version:
-            return f"the membership of {identity.group} had version {mine.version}, and has {version}"
+            return (
+                f"the membership of {identity.group} had version {mine.version}, and has {version}"
+            )
         if identity.shows_older_store(known.folder, known.generation):
             return f"{identity.replica} had registered generation {identity.registered}, and {known.generation} is registered"
         return ""
@@ -189,7 +211,11 @@ class ReplicaRegistering:
             self._driver.grow(identity.grown(identity.folder, self._registered))
             await self._registration.update(self._present())
         except (CoordinationError, DiskFull) as failure:
-            log.warning("registering the next generation of %s failed, trying again: %s", identity.replica, failure)
+            log.warning(
+                "registering the next generation of %s failed, trying again: %s",
+                identity.replica,
+                failure,
+            )
             return False
         self._registered = self._driver.identity.generation
         return True
@@ -218,9 +244,15 @@ class ReplicaNode:
         self._objects = open_objects(url) if url else None
         self._opener = StoreOpener(context, kind, self._stored, self._beginnings())
         self._audit = audit_subject_of(
-            config.access, context.coordination, self.view, environment.network, f"{config.group}/{config.replica}"
+            config.access,
+            context.coordination,
+            self.view,
+            environment.network,
+            f"{config.group}/{config.replica}",
         )
-        self.access = follow_access(self.view, config.access, AuditLog(sink=self._audit), environment.clock or SystemClock())
+        self.access = follow_access(
+            self.view, config.access, AuditLog(sink=self._audit), environment.clock or SystemClock()
+        )
         self._copier: SegmentCopier | None = None
         self.metrics: MetricsServer | None = None
 
@@ -237,7 +269,12 @@ class ReplicaNode:
         found = identity.load(config.data, config.group, config.replica, self._environment.disk)
         self._identity = found or identity.new(config.group, config.replica)
         self._viewing = asyncio.ensure_future(self._begin_view())
-        await asyncio.wait([self._viewing], timeout=self._environment.node_timing.known_wait_s if self._identity.membership else None)
+        await asyncio.wait(
+            [self._viewing],
+            timeout=self._environment.node_timing.known_wait_s
+            if self._identity.membership
+            else None,
+        )
         try:
             self._membership = await self._join()
             store = await self._open()
@@ -250,7 +287,11 @@ class ReplicaNode:
         self._judge_past(store, is_new=found is None)
         self._time = self._make_time()
         self._running = self._assemble(store)
-        self.broker, self.driver, self.standing = self._running.broker, self._running.driver, self._running.status
+        self.broker, self.driver, self.standing = (
+            self._running.broker,
+            self._running.driver,
+            self._running.status,
+        )
         self._time.begin(store.last_time_ms)
         self._copier = self._make_copier()
         await self._running.listen(config.data_port, config.control_port)
@@ -321,7 +362,11 @@ class ReplicaNode:
                 await self.view.start()
                 return
             except Exception as failure:
-                log.warning("reading the coordination store failed, trying again in %.1f s: %s", pause_s, failure)
+                log.warning(
+                    "reading the coordination store failed, trying again in %.1f s: %s",
+                    pause_s,
+                    failure,
+                )
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, VIEW_RETRY_S_MAX)
 
@@ -331,7 +376,9 @@ class ReplicaNode:
         config, known, settings = self.config, self._identity.members(), self._kind.settings
         if known is None:
             known = await process.found(self.coordination, config.group, config.replicas, settings)
-            with suppress(CoordinationError):  # the membership is read again when this replica registers
+            with suppress(
+                CoordinationError
+            ):  # the membership is read again when this replica registers
                 secret = await find_secret(self.coordination, config.group)
                 self._identity = replace(self._identity, secret=secret.decode())
             process.note_folder(self._environment.disk, config.data, settings)
@@ -350,21 +397,37 @@ class ReplicaNode:
     def _judge_past(self, store: Store, *, is_new: bool) -> None:
         """Decide whether this replica may lack entries that it acknowledged, or promises that it made with an earlier folder."""
         past, boot = self._identity, identity.boot_id()
-        lost_power = past.boot not in (boot, identity.CLEAN) and self.config.log.flush is Flush.ASYNC
+        lost_power = (
+            past.boot not in (boot, identity.CLEAN) and self.config.log.flush is Flush.ASYNC
+        )
         is_whole = past.is_whole and not lost_power and not store.lost_tail
         promised = past.promised
         epoch = self.view.group(self.config.group).claim.epoch
         if is_new and epoch:
             is_whole, promised = False, epoch
         if past.is_whole and not is_whole:
-            log.warning("this replica may lack entries that it acknowledged: it does not vote until it has caught up with a master")
-        self._identity = replace(past, is_whole=is_whole, promised=promised, boot=boot)  # the driver saves it before it takes part
+            log.warning(
+                "this replica may lack entries that it acknowledged: it does not vote until it has caught up with a master"
+            )
+        self._identity = replace(
+            past, is_whole=is_whole, promised=promised, boot=boot
+        )  # the driver saves it before it takes part
 
     async def _take_part(self) -> None:
         config, running = self.config, self._running
-        record = ReplicaRecord(config.replica, config.group, running.data_address, running.control_address, self._identity.folder)
-        self._registering = ReplicaRegistering(self.coordination, self.driver, record, self._environment.node_timing)
-        self.standing.older_store = lambda: self._stale_routes() or self._registering.older_store or self.view.went_back
+        record = ReplicaRecord(
+            config.replica,
+            config.group,
+            running.data_address,
+            running.control_address,
+            self._identity.folder,
+        )
+        self._registering = ReplicaRegistering(
+            self.coordination, self.driver, record, self._environment.node_timing
+        )
+        self.standing.older_store = lambda: (
+            self._stale_routes() or self._registering.older_store or self.view.went_back
+        )
         self._unfollow = self.view.on_change(self._changed)
         self._changed(ViewChange())
         self._time.start()
@@ -376,12 +439,19 @@ class ReplicaNode:
 
     def _stale_routes(self) -> str:
         """What the coordination store has forgotten of this group's seals; empty if nothing."""
-        found = ((config.name, state.stale.get(self.config.group)) for config, state in self.view.ordered_subjects())
-        return next((f"subject {subject}: {what}" for subject, what in found if what is not None), "")
+        found = (
+            (config.name, state.stale.get(self.config.group))
+            for config, state in self.view.ordered_subjects()
+        )
+        return next(
+            (f"subject {subject}: {what}" for subject, what in found if what is not None), ""
+        )
 
     def readiness(self) -> Readiness:
         """The state for /readyz."""
-        return of_replica(self.driver.core, is_serving=self.broker.is_serving, has_all=self._running.has_all)
+        return of_replica(
+            self.driver.core, is_serving=self.broker.is_serving, has_all=self._running.has_all
+        )
 
     def sources(self) -> list[FigureSource]:
         """The sources of its metrics."""
@@ -400,13 +470,19 @@ class ReplicaNode:
             *self._tiering_sources(),
             CoordinationSource(self.coordination, self.view),
             AccessSource(self.access),
-            ExposureSource(self.config.host, self.config.etcd, self._environment.network.credentials),
+            ExposureSource(
+                self.config.host, self.config.etcd, self._environment.network.credentials
+            ),
         ]
 
     def _tiering_sources(self) -> list[FigureSource]:
         if self._copier is None or self._stored is None:
             return []
-        return [TieringSource(self._copier, self._stored, lambda: self.broker.store.messages, self.config.group)]
+        return [
+            TieringSource(
+                self._copier, self._stored, lambda: self.broker.store.messages, self.config.group
+            )
+        ]
 
     # --- while it runs -------------------------------------------------------------------------------------------------
 
@@ -414,20 +490,34 @@ class ReplicaNode:
         """Handle a change of the coordination store, which may come before the replica has started."""
         state = self.view.group(self.config.group)
         records = self.view.replicas(self.config.group)
-        addresses = {name: each.data_address for name, each in records.items() if name != self.config.replica}
+        addresses = {
+            name: each.data_address for name, each in records.items() if name != self.config.replica
+        }
         addresses = {**self.driver.identity.addresses, **addresses}
         self.driver.mesh.update(addresses)
         master_address = None
-        if state.master is not None:  # the record of a former master may stay until its lease ends: then this is not where to go
-            master_address = state.master.data_address if state.master.replica != self.config.replica else ""
+        if (
+            state.master is not None
+        ):  # the record of a former master may stay until its lease ends: then this is not where to go
+            master_address = (
+                state.master.data_address if state.master.replica != self.config.replica else ""
+            )
         is_read_only = state.mode is Mode.READ_ONLY
-        self.broker.cluster_changed(is_read_only=is_read_only, master_address=master_address, subjects=change.subjects)
+        self.broker.cluster_changed(
+            is_read_only=is_read_only, master_address=master_address, subjects=change.subjects
+        )
         if SECRET in state.items:
             self.driver.know_secret(state.items[SECRET].value)
         if state.members is not None:
             membership = ReplicaMembership.decode(state.members)
-            self.driver.tell("members", lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership))
-            self.driver.tell("addresses", lambda _: self.driver.remember(self.driver.core.state.membership, addresses))
+            self.driver.tell(
+                "members",
+                lambda now_ms: self.driver.core.looked_up(now_ms, state.claim.epoch, membership),
+            )
+            self.driver.tell(
+                "addresses",
+                lambda _: self.driver.remember(self.driver.core.state.membership, addresses),
+            )
         if state.master is None and state.claim.epoch:
             self.driver.tell("no master", lambda now_ms: self.driver.core.master_gone(now_ms))
 
@@ -481,7 +571,11 @@ class ReplicaNode:
     def _close_store(self) -> None:
         store = self.broker.store
         try:
-            if store.committed_index >= store.applied_index and not self._running.must_hold_back() and not store.unwritten.waits:
+            if (
+                store.committed_index >= store.applied_index
+                and not self._running.must_hold_back()
+                and not store.unwritten.waits
+            ):
                 close_store(store)
                 self._context.save(replace(self.driver.identity, boot=identity.CLEAN))
             else:
@@ -498,7 +592,12 @@ def _stored_reads(config: ReplicaConfig) -> StoredReads | None:
     if not url:
         return None
     objects = open_objects(url, request_s=READ_S, retry_s=READ_RETRY_S)
-    return StoredReads(objects, config.group, config.data / "object_store_cache", config.log.object_store_cache_bytes)
+    return StoredReads(
+        objects,
+        config.group,
+        config.data / "object_store_cache",
+        config.log.object_store_cache_bytes,
+    )
 
 
 async def run_replica(make: Callable[[], ReplicaNode], role: str = "broker") -> None:
@@ -544,14 +643,18 @@ async def hand_over(network: Network, address: str, replica: ServerName, wait_s:
                         raise
                 await asyncio.sleep(AGAIN_S)
     except TimeoutError:
-        raise Unavailable(f"no other replica took over from {address} within {wait_s:g} s: see `qmq cluster status`") from None
+        raise Unavailable(
+            f"no other replica took over from {address} within {wait_s:g} s: see `qmq cluster status`"
+        ) from None
     finally:
         await channel.close()
 
 
 async def _once(stub: Any, address: str) -> str:
     try:
-        now: pb.ReplicaStatus = await stub.DescribeReplica(pb.DescribeReplicaRequest(), timeout=CALL_S)
+        now: pb.ReplicaStatus = await stub.DescribeReplica(
+            pb.DescribeReplicaRequest(), timeout=CALL_S
+        )
         if now.role != MASTER or set(now.voters) <= {now.replica}:
             return now.master
         done: pb.TransferResponse = await stub.Transfer(pb.TransferRequest(), timeout=CALL_S)

@@ -68,9 +68,13 @@ class WriteHold:
         """Begin a hold. Raises InvalidArgument, Unavailable, NotMaster."""
         broker = self._broker
         if not token or not 0 < hold_ms <= HOLD_MS_MAX:
-            raise InvalidArgument(f"a hold needs a token, and lasts 1 to {HOLD_MS_MAX:,} ms, not {hold_ms:,}")
+            raise InvalidArgument(
+                f"a hold needs a token, and lasts 1 to {HOLD_MS_MAX:,} ms, not {hold_ms:,}"
+            )
         if broker.is_paused:
-            raise Unavailable(f"{broker.config.name} hands its mastership over, or another backup holds its writes: try again")
+            raise Unavailable(
+                f"{broker.config.name} hands its mastership over, or another backup holds its writes: try again"
+            )
         broker.pause()
         if self._end is not None:
             self._end.cancel()  # of a hold that ended with its leader
@@ -84,12 +88,20 @@ class WriteHold:
         """The ends of the logs. Raises Unavailable."""
         self._require(token)
         store = self._broker.store
-        index, ends, bases = store.index, [segments.end for segments in store.logs], [list(segments.bases) for segments in store.logs]
+        index, ends, bases = (
+            store.index,
+            [segments.end for segments in store.logs],
+            [list(segments.bases) for segments in store.logs],
+        )
         while store.committed_index < index:
             await asyncio.sleep(_POLL_S)
             self._require(token)
-        message, action = [pb.HeldLog(bases=each, end=end) for each, end in zip(bases, ends, strict=True)]
-        return pb.HeldLogs(index=index, epoch=self._driver.core.state.promised, message=message, action=action)
+        message, action = [
+            pb.HeldLog(bases=each, end=end) for each, end in zip(bases, ends, strict=True)
+        ]
+        return pb.HeldLogs(
+            index=index, epoch=self._driver.core.state.promised, message=message, action=action
+        )
 
     def release(self, token: str) -> None:
         """End the hold. Raises Unavailable."""
@@ -98,9 +110,13 @@ class WriteHold:
 
     def _require(self, token: str) -> None:
         if self._token != token or not self.is_held:
-            raise Unavailable(f"{self._broker.config.name} does not hold its writes under this token any more")
+            raise Unavailable(
+                f"{self._broker.config.name} does not hold its writes under this token any more"
+            )
         if not self._broker.is_serving:
-            raise NotMaster(f"{self._broker.config.name} lost its mastership while it held its writes")
+            raise NotMaster(
+                f"{self._broker.config.name} lost its mastership while it held its writes"
+            )
 
     def _finish(self) -> None:
         is_held = self.is_held
@@ -131,7 +147,9 @@ class ReplicaStatus:
         core = self._driver.core
         leader = core.leader
         if leader is None or not leader.is_serving:
-            raise NotMaster(f"{self._broker.config.name} is not its group's master: ask {core.master or 'the metaserver'}")
+            raise NotMaster(
+                f"{self._broker.config.name} is not its group's master: ask {core.master or 'the metaserver'}"
+            )
         return leader
 
     # --- reading -------------------------------------------------------------------------------------------------------
@@ -163,14 +181,21 @@ class ReplicaStatus:
     def _peers(self, leader: Leader | None) -> list[pb.Peer]:
         now_ms = self._clock.monotonic_ms()
         return [
-            pb.Peer(replica=name, match_index=peer.match, in_step=peer.is_in_step, silent_ms=max(now_ms - peer.heard_ms, 0))
+            pb.Peer(
+                replica=name,
+                match_index=peer.match,
+                in_step=peer.is_in_step,
+                silent_ms=max(now_ms - peer.heard_ms, 0),
+            )
             for name, peer in (leader.peers.items() if leader is not None else ())
         ]
 
     def read_log(self, log: int, position: int, bytes_max: int) -> bytes:
         """Read entries for another replica. Raises LogDamaged, InvalidArgument, Unavailable."""
         if self._driver.is_opening:
-            raise Unavailable(f"{self._broker.config.name} is reopening its log: try again in a moment")
+            raise Unavailable(
+                f"{self._broker.config.name} is reopening its log: try again in a moment"
+            )
         return read_log(self._broker.store, log, position, bytes_max)
 
     # --- holding writes -----------------------------------------------------------------------------------------------
@@ -203,13 +228,19 @@ class ReplicaStatus:
                 while driver.core.master != target:  # noqa: ASYNC110
                     await asyncio.sleep(_STATUS_POLL_S)
         except TimeoutError:
-            text = f"{target} did not take over within {TRANSFER_S} s: is it up to date and reachable?"
+            text = (
+                f"{target} did not take over within {TRANSFER_S} s: is it up to date and reachable?"
+            )
             raise Unavailable(text, outcome=Outcome.UNKNOWN) from None
         finally:
             leader.transfer_to = ""
             if driver.core.leader is leader:
                 self._broker.resume()
-        return pb.TransferResponse(master=target, epoch=driver.core.state.promised, refused_ms=self._clock.monotonic_ms() - begin_ms)
+        return pb.TransferResponse(
+            master=target,
+            epoch=driver.core.state.promised,
+            refused_ms=self._clock.monotonic_ms() - begin_ms,
+        )
 
     # --- membership ----------------------------------------------------------------------------------------------------
 
@@ -225,9 +256,13 @@ class ReplicaStatus:
         driver.act(lambda now_ms: leader.propose(after, now_ms))
         await self._until_changed(driver, leader, after)
         members = driver.core.state.membership
-        return pb.ChangeReplicasResponse(membership_version=members.version, voters=members.voters, learners=members.learners)
+        return pb.ChangeReplicasResponse(
+            membership_version=members.version, voters=members.voters, learners=members.learners
+        )
 
-    async def _until_changed(self, driver: Driver, leader: Leader, after: ReplicaMembership) -> None:
+    async def _until_changed(
+        self, driver: Driver, leader: Leader, after: ReplicaMembership
+    ) -> None:
         try:
             async with asyncio.timeout(CHANGE_S):
                 while driver.core.state.membership.version < after.version:
@@ -251,19 +286,26 @@ def _most_advanced(leader: Leader) -> str:
 
 def of_meta(is_serving: bool) -> Readiness:
     """A metaserver is ready once it has listed the cluster; after that it answers from memory, even while etcd cannot be reached."""
-    return Readiness(is_serving, "serving" if is_serving else "starting: it waits for the coordination store")
+    return Readiness(
+        is_serving, "serving" if is_serving else "starting: it waits for the coordination store"
+    )
 
 
 def of_replica(core: Replica, *, is_serving: bool, has_all: bool = True) -> Readiness:
     """A replica is ready while it serves as master, or has a master and a vote. `has_all`: the replica has all data that it needs."""
     if not has_all:
-        return Readiness(False, f"{core.state.role.value}: the schedule is being fetched from another replica")
+        return Readiness(
+            False, f"{core.state.role.value}: the schedule is being fetched from another replica"
+        )
     if core.state.role is Role.MASTER:
         return Readiness(is_serving, "master" if is_serving else "master: it does not serve yet")
     if core.state.role is not Role.SLAVE or not core.hears_master():
         return Readiness(False, f"{core.state.role.value}: no message from a master")
     if not core.state.may_count:
-        return Readiness(False, "slave: it may lack entries that it acknowledged, and is catching up with its master")
+        return Readiness(
+            False,
+            "slave: it may lack entries that it acknowledged, and is catching up with its master",
+        )
     return Readiness(True, "slave")
 
 
@@ -276,7 +318,15 @@ RETRY_S: Final = 0.1
 class WriteLease:
     """The write lease of one replica. The broker calls it before each write to an ordered subject."""
 
-    def __init__(self, broker: Broker, store: CoordinationStore, group: str, clock: Clock, *, lease_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        store: CoordinationStore,
+        group: str,
+        clock: Clock,
+        *,
+        lease_ms: Callable[[], int],
+    ) -> None:
         self._broker = broker
         self._store = store
         self._group = group
@@ -331,6 +381,8 @@ class WriteLease:
             queue = self._broker.store.open_queue(subject, int(number))
             if queue.sealed is None:
                 log.warning(
-                    "%s was fenced while this broker group was unreachable: sealing it now for change %s", queue.id, fence.change_id
+                    "%s was fenced while this broker group was unreachable: sealing it now for change %s",
+                    queue.id,
+                    fence.change_id,
                 )
                 self._broker.seal(queue, fence.change_id, fence.to_version)

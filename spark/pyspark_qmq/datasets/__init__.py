@@ -87,9 +87,13 @@ def _files(address: LogAddress) -> FileAddress | None:
 def _folder_tasks(files: FileAddress) -> Iterator[ActionLog]:
     from qmq.columns.files.log import action_folders
 
-    found = [each for each in action_folders(list(files.paths), files.committed) if not each.is_delay]
+    found = [
+        each for each in action_folders(list(files.paths), files.committed) if not each.is_delay
+    ]
     if not found:
-        raise InvalidArgument(f"{', '.join(files.paths)} has no action log: it is the folder action/ in a broker's folder")
+        raise InvalidArgument(
+            f"{', '.join(files.paths)} has no action log: it is the folder action/ in a broker's folder"
+        )
     for each in found:
         yield ActionLog(each.broker_group, str(each.path), files.committed)
 
@@ -100,12 +104,18 @@ def _schedule_tasks(files: FileAddress) -> Iterator[FolderStretch]:
 
     delays = [each for each in find_folders(files.paths, with_delay=True) if each.is_delay]
     if not delays:
-        raise InvalidArgument(f"{', '.join(files.paths)} is not the folder of a delay group, which has a subfolder schedule/")
-    for group, (folder, state) in sorted(furthest((each.broker_group, each.path) for each in delays).items()):
+        raise InvalidArgument(
+            f"{', '.join(files.paths)} is not the folder of a delay group, which has a subfolder schedule/"
+        )
+    for group, (folder, state) in sorted(
+        furthest((each.broker_group, each.path) for each in delays).items()
+    ):
         yield from stretches(folder, group, state)
 
 
-def read(name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read(
+    name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """Yields a task's rows with these columns, in this order. Raises InvalidArgument, LogDamaged, NotConnected, MessagesExpired."""
     from pyspark_qmq.datasets import schedules, tables
     from pyspark_qmq.datasets.deliveries import deliveries, standings
@@ -114,7 +124,9 @@ def read(name: str, partition: ActionLog | FolderStretch, columns: Sequence[str]
     if not isinstance(partition, ActionLog):
         return schedules.read(partition, columns)
     if name == "progress":
-        return tables.progress_batches(partition.broker_group, standings(_entries(partition)), columns)
+        return tables.progress_batches(
+            partition.broker_group, standings(_entries(partition)), columns
+        )
     return tables.delivery_batches(partition.broker_group, deliveries(_entries(partition)), columns)
 
 

@@ -145,8 +145,12 @@ class ShareReplay:
             if each.kind is ShareEventKind.PULL:
                 times = self._pulls.setdefault(each.consumer, _PullTimes())
                 times.add(each.pull, time_ms, self.share.holders[each.consumer].held[0].pull)
-            elif each.kind is not ShareEventKind.SKIP and (each.consumer or each.kind is not ShareEventKind.RESET):
-                yield self._delivery(each.consumer, each.pull, each.first, each.count, each.attempt)._replace(
+            elif each.kind is not ShareEventKind.SKIP and (
+                each.consumer or each.kind is not ShareEventKind.RESET
+            ):
+                yield self._delivery(
+                    each.consumer, each.pull, each.first, each.count, each.attempt
+                )._replace(
                     settled_ms=time_ms, fate=DeliveryFate(each.kind.value), delay_ms=each.delay_ms
                 )
 
@@ -154,7 +158,16 @@ class ShareReplay:
         """A range that was delivered and is not settled."""
         times = self._pulls.get(consumer)
         pulled_ms = times.at(pull) if times is not None else None
-        return Delivery(self.key, consumer, first, first + count - 1, attempt or None, pulled_ms, None, DeliveryFate.OPEN)
+        return Delivery(
+            self.key,
+            consumer,
+            first,
+            first + count - 1,
+            attempt or None,
+            pulled_ms,
+            None,
+            DeliveryFate.OPEN,
+        )
 
     @property
     def times_kept(self) -> int:
@@ -167,7 +180,16 @@ class ShareReplay:
             for each in holder.held:
                 yield self._delivery(name, *each)
         for item in self.share.requeued:
-            yield Delivery(self.key, "", item.first, item.first + item.count - 1, item.attempt, None, None, DeliveryFate.WAITING)
+            yield Delivery(
+                self.key,
+                "",
+                item.first,
+                item.first + item.count - 1,
+                item.attempt,
+                None,
+                None,
+                DeliveryFate.WAITING,
+            )
 
 
 class _PullTimes:
@@ -211,22 +233,30 @@ class LaneReplay:
         if isinstance(action, LaneDone):
             for first, last in action.ranges:
                 yield from self._done(action, first, last, time_ms)
-                apply_to(self.share, msgspec.structs.replace(action, ranges=((first, last),)))  # One by one, because they may overlap.
+                apply_to(
+                    self.share, msgspec.structs.replace(action, ranges=((first, last),))
+                )  # One by one, because they may overlap.
             return
         if isinstance(action, LaneFail):
             holder = self.share.holder(action.token)
             if holder is not None:
-                yield self._one(action.consumer, action.sequence, holder.lps, DeliveryFate.NACK, time_ms)._replace(attempt=action.attempts)
+                yield self._one(
+                    action.consumer, action.sequence, holder.lps, DeliveryFate.NACK, time_ms
+                )._replace(attempt=action.attempts)
         elif isinstance(action, LanePark):
             yield from self._parked(action, time_ms)
         elif isinstance(action, LaneUnpark):
-            yield from self._parked_of(action.key, DeliveryFate.REPLAY if action.replays else DeliveryFate.DROP, time_ms)
+            yield from self._parked_of(
+                action.key, DeliveryFate.REPLAY if action.replays else DeliveryFate.DROP, time_ms
+            )
         elif isinstance(action, LaneReset):
             for key in self.share.parked:
                 yield from self._parked_of(key, DeliveryFate.RESET, time_ms)
         apply_to(self.share, action)
 
-    def _one(self, consumer: str, sequence: int, lps: LpRange, fate: DeliveryFate, time_ms: int | None) -> Delivery:
+    def _one(
+        self, consumer: str, sequence: int, lps: LpRange, fate: DeliveryFate, time_ms: int | None
+    ) -> Delivery:
         return Delivery(self.key, consumer, sequence, sequence, None, None, time_ms, fate, 0, lps)
 
     def _done(self, action: LaneDone, first: int, last: int, time_ms: int) -> Iterator[Delivery]:
@@ -238,12 +268,23 @@ class LaneReplay:
             for a, b in _without(first, last + 1, [(0, part.done_before), *part.done]):
                 for c, d, attempt in self._by_attempt(a, b):
                     yield Delivery(
-                        self.key, action.consumer, c, d - 1, attempt, None, time_ms, DeliveryFate.DONE, 0, part.lps.cut(holder.lps)
+                        self.key,
+                        action.consumer,
+                        c,
+                        d - 1,
+                        attempt,
+                        None,
+                        time_ms,
+                        DeliveryFate.DONE,
+                        0,
+                        part.lps.cut(holder.lps),
                     )
 
     def _by_attempt(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         failures = self.share.failures
-        marks = sorted({begin, end, *[mark for at in failures if begin <= at < end for mark in (at, at + 1)]})
+        marks = sorted(
+            {begin, end, *[mark for at in failures if begin <= at < end for mark in (at, at + 1)]}
+        )
         for a, b in pairwise(marks):
             yield a, b, 1 + failures.get(a, 0)
 
@@ -254,20 +295,38 @@ class LaneReplay:
         before = self.share.parked.get(action.key)
         if before is not None and action.sequence in before.sequences:
             return
-        attempt = 1 + self.share.failures.get(action.sequence, 0) if before is None else self.share.failures.get(action.sequence, 0)
-        found = self._one(action.consumer, action.sequence, LpRange(action.lp, action.lp + 1), DeliveryFate.PARK, time_ms)
+        attempt = (
+            1 + self.share.failures.get(action.sequence, 0)
+            if before is None
+            else self.share.failures.get(action.sequence, 0)
+        )
+        found = self._one(
+            action.consumer,
+            action.sequence,
+            LpRange(action.lp, action.lp + 1),
+            DeliveryFate.PARK,
+            time_ms,
+        )
         yield found._replace(attempt=attempt, key=action.key)
 
     def _parked_of(self, key: bytes, fate: DeliveryFate, time_ms: int | None) -> Iterator[Delivery]:
         parked = self.share.parked.get(key)
         for sequence in parked.sequences if parked is not None else ():
-            yield self._one("", sequence, LpRange(parked.lp, parked.lp + 1), fate, time_ms)._replace(key=key)  # type: ignore[union-attr]
+            yield self._one(
+                "", sequence, LpRange(parked.lp, parked.lp + 1), fate, time_ms
+            )._replace(key=key)  # type: ignore[union-attr]
 
     def rest(self) -> Iterator[Delivery]:
         """Messages that wait for a retry, and parked messages."""
-        whole = LpRange(self.share.progress[0].lps.first, self.share.progress[-1].lps.end) if self.share.progress else LpRange(0, 1)
+        whole = (
+            LpRange(self.share.progress[0].lps.first, self.share.progress[-1].lps.end)
+            if self.share.progress
+            else LpRange(0, 1)
+        )
         for sequence, attempts in self.share.failures.items():
-            yield self._one("", sequence, whole, DeliveryFate.WAITING, None)._replace(attempt=attempts + 1)
+            yield self._one("", sequence, whole, DeliveryFate.WAITING, None)._replace(
+                attempt=attempts + 1
+            )
         for key in self.share.parked:
             yield from self._parked_of(key, DeliveryFate.PARKED, None)
 
@@ -331,7 +390,11 @@ class Replay:
     def _ended(self, action: Forget | DropQueue, time_ms: int) -> Iterator[Delivery]:
         """A group was deleted on a queue, or the queue with all its groups: end their open deliveries."""
         for found in (self.shares, self.lanes):
-            for key in [key for key in found if (key.subject, key.partition) == (action.subject, action.partition)]:
+            for key in [
+                key
+                for key in found
+                if (key.subject, key.partition) == (action.subject, action.partition)
+            ]:
                 if isinstance(action, DropQueue) or key.group == action.group:
                     self.touched.discard(key)
                     for each in found.pop(key).rest():
@@ -341,7 +404,9 @@ class Replay:
         """Apply a snapshot. Only the one at the start of the log has new information."""
         if not self._begins:
             return
-        for subject, partition, group, state, *kind in msgspec.msgpack.decode(unwrap(region), strict=False):
+        for subject, partition, group, state, *kind in msgspec.msgpack.decode(
+            unwrap(region), strict=False
+        ):
             key = ShareKey(subject, partition, group)
             self.touched.add(key)
             if kind:
@@ -404,7 +469,11 @@ def standings(entries: Iterable[tuple[Envelope, bytes | memoryview]]) -> Iterato
 
 def _look(replay: Replay, time_ms: int) -> Iterator[GroupStanding]:
     for key in sorted(replay.touched):
-        found = _of_share(replay, key, time_ms) if key in replay.shares else _of_lanes(replay, key, time_ms)
+        found = (
+            _of_share(replay, key, time_ms)
+            if key in replay.shares
+            else _of_lanes(replay, key, time_ms)
+        )
         if found is not None:
             yield found
     replay.touched.clear()
@@ -431,4 +500,14 @@ def _of_lanes(replay: Replay, key: ShareKey, time_ms: int) -> GroupStanding | No
         return None
     parked = sum(len(each.sequences) for each in share.parked.values())
     consumers = len({each.consumer for each in share.holders})
-    return GroupStanding(key, time_ms, share.done_before(), None, 0, len(share.failures), parked, share.expired, consumers)
+    return GroupStanding(
+        key,
+        time_ms,
+        share.done_before(),
+        None,
+        0,
+        len(share.failures),
+        parked,
+        share.expired,
+        consumers,
+    )

@@ -38,7 +38,9 @@ from qmq.wire.batch_columns import REGION_BYTES, BatchFlag, Column
 
 ROWS_MAX: Final = 65_536
 """Messages per record batch."""
-IDX_ROW: Final = np.dtype([("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")])
+IDX_ROW: Final = np.dtype(
+    [("due", "<i8"), ("position8", "<u4"), ("place", "<u2"), ("flags", "<u2")]
+)
 _ENVELOPE: Final = np.dtype(
     [
         ("magic", "<u4"),
@@ -134,7 +136,9 @@ class ScheduleRows:
         """The ids as 32 hexadecimal digits."""
         count = len(self.ids)
         ends = np.arange(0, 32 * (count + 1), 32, dtype=np.int32)
-        return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(_HEX[self.ids])))
+        return pa.StringArray.from_buffers(
+            count, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(_HEX[self.ids]))
+        )
 
     def has_flag(self, flag: BatchFlag) -> npt.NDArray[np.bool_]:
         """For each message, whether its batch has this flag."""
@@ -152,9 +156,13 @@ def rows(log: _Bytes, idx: npt.NDArray[Any], first: int) -> ScheduleRows:
     _check(log, at, envelopes)
     headers = _gathered(log, at + ENVELOPE_BYTES, _REGION)
     places = idx["place"].astype(np.int64)
-    if (envelopes["base"][which] + places != np.arange(first, first + len(idx))).any() or (places >= headers["count"][which]).any():
+    if (envelopes["base"][which] + places != np.arange(first, first + len(idx))).any() or (
+        places >= headers["count"][which]
+    ).any():
         raise CorruptBatch("the index does not agree with its batch")
-    columns_at = at + ENVELOPE_BYTES + REGION_BYTES + _padded(headers["subject_bytes"].astype(np.int64))
+    columns_at = (
+        at + ENVELOPE_BYTES + REGION_BYTES + _padded(headers["subject_bytes"].astype(np.int64))
+    )
     deltas = (headers["columns"] & Column.CREATE_DELTA) != 0
     ids_at = columns_at + np.where(deltas, _padded(4 * headers["count"].astype(np.int64)), 0)
     return ScheduleRows(
@@ -180,12 +188,27 @@ def _gathered(log: _Bytes, at: npt.NDArray[np.int64], kind: np.dtype[Any]) -> np
 
 
 def _check(log: _Bytes, at: npt.NDArray[np.int64], envelopes: npt.NDArray[Any]) -> None:
-    is_odd = (envelopes["magic"] != MAGIC) | (envelopes["kind"] != Kind.DATA) | (at + envelopes["total"] > len(log))
+    is_odd = (
+        (envelopes["magic"] != MAGIC)
+        | (envelopes["kind"] != Kind.DATA)
+        | (at + envelopes["total"] > len(log))
+    )
     is_odd |= envelopes["total"] < ENVELOPE_BYTES + REGION_BYTES
     if is_odd.any():
         raise CorruptBatch(f"there is no whole batch at byte {int(at[is_odd][0])}")
-    crcs = zip(at.tolist(), envelopes["total"].tolist(), envelopes["crc"].tolist(), envelopes["region_crc"].tolist(), strict=True)
-    for begin, total, crc, region_crc in crcs:  # A loop over batches, because checksums are computed one by one.
+    crcs = zip(
+        at.tolist(),
+        envelopes["total"].tolist(),
+        envelopes["crc"].tolist(),
+        envelopes["region_crc"].tolist(),
+        strict=True,
+    )
+    for (
+        begin,
+        total,
+        crc,
+        region_crc,
+    ) in crcs:  # A loop over batches, because checksums are computed one by one.
         if crc32c(log[begin : begin + ENVELOPE_BYTES - 4].tobytes()) != crc:
             raise CorruptBatch(f"the checksum of the envelope at byte {begin} is wrong")
         if crc32c(log[begin + ENVELOPE_BYTES : begin + total].tobytes()) != region_crc:
@@ -193,7 +216,11 @@ def _check(log: _Bytes, at: npt.NDArray[np.int64], envelopes: npt.NDArray[Any]) 
 
 
 def _ids(
-    log: _Bytes, ids_at: npt.NDArray[np.int64], headers: npt.NDArray[Any], which: npt.NDArray[np.intp], places: npt.NDArray[np.int64]
+    log: _Bytes,
+    ids_at: npt.NDArray[np.int64],
+    headers: npt.NDArray[Any],
+    which: npt.NDArray[np.intp],
+    places: npt.NDArray[np.int64],
 ) -> _Bytes:
     """The stored ids; for a batch without ids, made of producer id, batch sequence and position."""
     is_stored = ((headers["columns"] & Column.MESSAGE_ID) != 0)[which]
@@ -222,14 +249,18 @@ def _create_times(
     return found
 
 
-def _subjects(log: _Bytes, at: npt.NDArray[np.int64], headers: npt.NDArray[Any], which: npt.NDArray[np.intp]) -> pa.DictionaryArray:
+def _subjects(
+    log: _Bytes, at: npt.NDArray[np.int64], headers: npt.NDArray[Any], which: npt.NDArray[np.intp]
+) -> pa.DictionaryArray:
     """The subjects of the batches, and for each message the index of its subject."""
     sizes = headers["subject_bytes"].astype(np.int64)
     ends = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])
     begins = at + ENVELOPE_BYTES + REGION_BYTES
     data = log[np.repeat(begins - ends[:-1], sizes) + np.arange(ends[-1])]
-    texts = pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(data)))
+    texts = pa.StringArray.from_buffers(
+        len(sizes), pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(data))
+    )
     return pa.DictionaryArray.from_arrays(pa.array(which.astype(np.int32)), texts)
 
 
@@ -276,7 +307,15 @@ def of_checkpoint(projection: Any) -> ScheduleContents:
             for number, ordinals in plan.items if isinstance(plan, PlanAction) else ():
                 planned.setdefault(number, []).append(ordinals)
         rows = [
-            BucketFiles(name_of(number, bucket_ms), number, number * bucket_ms, log, messages, done, tuple(planned.get(number, ())))
+            BucketFiles(
+                name_of(number, bucket_ms),
+                number,
+                number * bucket_ms,
+                log,
+                messages,
+                done,
+                tuple(planned.get(number, ())),
+            )
             for number, log, messages, done, _ in _BUCKET.iter_unpack(buckets)
         ]
     except (TypeError, ValueError, OverflowError, OSError, error, CorruptBatch) as cause:
@@ -341,7 +380,9 @@ def furthest(stores: Iterable[tuple[str, Path]]) -> dict[str, tuple[Path, Schedu
 def stretches(store: Path, group: str, state: ScheduleContents) -> list[FolderStretch]:
     """The tasks for one delay group."""
     return [
-        FolderStretch(str(store), group, bucket, first, min(first + TASK_MESSAGES_MAX, bucket.messages))
+        FolderStretch(
+            str(store), group, bucket, first, min(first + TASK_MESSAGES_MAX, bucket.messages)
+        )
         for bucket in state.buckets
         for first in range(0, bucket.messages, TASK_MESSAGES_MAX)
     ]
@@ -353,7 +394,9 @@ def read(stretch: FolderStretch, columns: Sequence[str]) -> Iterator[pa.RecordBa
     try:
         yield from _read(stretch, name, columns)
     except FileNotFoundError as cause:
-        raise MessagesExpired(f"{cause.filename} was delivered completely and deleted after the read began: read again") from None
+        raise MessagesExpired(
+            f"{cause.filename} was delivered completely and deleted after the read began: read again"
+        ) from None
     except CorruptBatch as cause:
         raise LogDamaged(
             f"{name}.*: {cause.message}: restore the files from a copy, or move the replica's data folder away and start it again"
@@ -367,11 +410,19 @@ def _read(stretch: FolderStretch, name: Path, columns: Sequence[str]) -> Iterato
     log = _mapped(name.with_suffix(".log"), bucket.log_bytes)
     for first in range(stretch.first, stretch.end, ROWS_MAX):
         end = min(first + ROWS_MAX, stretch.end)
-        lines = np.frombuffer(_part(name.with_suffix(".idx"), first * ROW_BYTES, (end - first) * ROW_BYTES), IDX_ROW)
+        lines = np.frombuffer(
+            _part(name.with_suffix(".idx"), first * ROW_BYTES, (end - first) * ROW_BYTES), IDX_ROW
+        )
         yield _batch(stretch, rows(log, lines, first), marks[first:end], first, columns)
 
 
-def _batch(stretch: FolderStretch, found: ScheduleRows, marks: npt.NDArray[np.uint8], first: int, columns: Sequence[str]) -> pa.RecordBatch:
+def _batch(
+    stretch: FolderStretch,
+    found: ScheduleRows,
+    marks: npt.NDArray[np.uint8],
+    first: int,
+    columns: Sequence[str],
+) -> pa.RecordBatch:
     count = len(marks)
     return tables.record_batch(
         "schedules",
@@ -397,7 +448,9 @@ def _part(path: Path, at: int, size: int) -> bytes:
         file.seek(at)
         data = file.read(size)
     if len(data) < size:
-        raise CorruptBatch(f"{path.name} ends at byte {at + len(data)}, and had more when the checkpoint was written")
+        raise CorruptBatch(
+            f"{path.name} ends at byte {at + len(data)}, and had more when the checkpoint was written"
+        )
     return data
 
 
@@ -405,5 +458,11 @@ def _mapped(path: Path, size: int) -> npt.NDArray[np.uint8]:
     """A memory map of a file's first bytes."""
     with path.open("rb") as file:
         if path.stat().st_size < size:
-            raise CorruptBatch(f"{path.name} ends at byte {path.stat().st_size}, and had {size} when the checkpoint was written")
-        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8) if size else np.zeros(0, np.uint8)
+            raise CorruptBatch(
+                f"{path.name} ends at byte {path.stat().st_size}, and had {size} when the checkpoint was written"
+            )
+        return (
+            np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+            if size
+            else np.zeros(0, np.uint8)
+        )

@@ -86,7 +86,11 @@ SCHEDULES: Final[dict[str, DataType]] = {
     "is_recurring": BooleanType(),
     "is_directed": BooleanType(),
 }
-COLUMNS: Final[dict[str, Mapping[str, DataType]]] = {"deliveries": DELIVERIES, "progress": PROGRESS, "schedules": SCHEDULES}
+COLUMNS: Final[dict[str, Mapping[str, DataType]]] = {
+    "deliveries": DELIVERIES,
+    "progress": PROGRESS,
+    "schedules": SCHEDULES,
+}
 """The schema of each dataset."""
 
 _ARROW: Final[dict[type[DataType], pa.DataType]] = {
@@ -108,18 +112,24 @@ def check_columns(name: str, columns: Sequence[str]) -> None:
     """Raise InvalidArgument if the dataset lacks one of these columns."""
     for each in columns:
         if each not in COLUMNS[name]:
-            raise InvalidArgument(f"{name} has no column {each!r}; columns: {', '.join(COLUMNS[name])}")
+            raise InvalidArgument(
+                f"{name} has no column {each!r}; columns: {', '.join(COLUMNS[name])}"
+            )
 
 
 def arrow_schema(name: str, columns: Sequence[str]) -> pa.Schema:
     """The schema of the dataset's record batches, exactly as Spark checks it."""
-    return pa.schema([pa.field(each, _ARROW[type(COLUMNS[name][each])], nullable=True) for each in columns])
+    return pa.schema(
+        [pa.field(each, _ARROW[type(COLUMNS[name][each])], nullable=True) for each in columns]
+    )
 
 
 def record_batch(name: str, columns: Sequence[str], values: Mapping[str, Any]) -> pa.RecordBatch:
     """A record batch of these columns. `values`: lists, numpy arrays or Arrow arrays of equal length; times are milliseconds."""
     schema = arrow_schema(name, columns)
-    return pa.RecordBatch.from_arrays([_array(values[field.name], field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [_array(values[field.name], field.type) for field in schema], schema=schema
+    )
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
@@ -130,10 +140,14 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def delivery_batches(broker_group: str, found: Iterable[Delivery], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def delivery_batches(
+    broker_group: str, found: Iterable[Delivery], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """Record batches of one broker group's deliveries, in order."""
     for rows in _chunks(found):
-        keys, consumers, firsts, lasts, attempts, pulled, settled, fates, delays, lps, parked = zip(*rows, strict=True)
+        keys, consumers, firsts, lasts, attempts, pulled, settled, fates, delays, lps, parked = zip(
+            *rows, strict=True
+        )
         yield record_batch(
             "deliveries",
             columns,
@@ -154,10 +168,14 @@ def delivery_batches(broker_group: str, found: Iterable[Delivery], columns: Sequ
         )
 
 
-def progress_batches(broker_group: str, found: Iterable[GroupStanding], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def progress_batches(
+    broker_group: str, found: Iterable[GroupStanding], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """Record batches of the groups' progress, in order of time."""
     for rows in _chunks(found):
-        keys, times, done, following, held, waiting, parked, expired, consumers = zip(*rows, strict=True)
+        keys, times, done, following, held, waiting, parked, expired, consumers = zip(
+            *rows, strict=True
+        )
         yield record_batch(
             "progress",
             columns,

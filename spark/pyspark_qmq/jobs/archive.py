@@ -52,7 +52,9 @@ SHOWN_MAX: Final = 10
 _QUEUE: Final = ("subject", "partition", "broker_group")
 
 
-def read_archive(spark: SparkSession, catalog: Catalog, subject: str, namespace: str = "qmq") -> DataFrame:
+def read_archive(
+    spark: SparkSession, catalog: Catalog, subject: str, namespace: str = "qmq"
+) -> DataFrame:
     """The current messages of a subject's table, with all columns of the log.
 
     The DataFrame has the files of one snapshot: repeated use gives the same rows, until `qmq lake expire` deletes that snapshot. Spark
@@ -68,11 +70,15 @@ def snapshot_files(table: LakeTable) -> list[FileScanTask]:
     """The files of the snapshot that `table` has loaded. Raises InvalidArgument if another engine deleted single rows of it."""
     files = table.files()
     if any(each.delete_files for each in files):
-        raise InvalidArgument(f"the table of {table.subject!r} has deleted rows, which a reader of its files would see: read it by Iceberg")
+        raise InvalidArgument(
+            f"the table of {table.subject!r} has deleted rows, which a reader of its files would see: read it by Iceberg"
+        )
     return files
 
 
-def snapshot_rows(spark: SparkSession, table: LakeTable, files: Sequence[FileScanTask]) -> DataFrame:
+def snapshot_rows(
+    spark: SparkSession, table: LakeTable, files: Sequence[FileScanTask]
+) -> DataFrame:
     """The rows of files of a table."""
     columns = default_schema(with_headers=True)
     stored = StructType([each for each in columns.fields if each.name != "subject"])
@@ -112,7 +118,9 @@ class Compared:
     @property
     def is_same(self) -> bool:
         """Whether the two sides are equal."""
-        return self.in_table == self.in_log and not self.in_table.repeated and not self.is_log_shorter
+        return (
+            self.in_table == self.in_log and not self.in_table.repeated and not self.is_log_shorter
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +150,19 @@ class Comparison:
         self._spark = spark
         self._where = where
 
-    def compare(self, table: LakeTable, queues: Mapping[QueueKey, SourceQueue], starts: Mapping[QueueKey, int]) -> ComparedTable:
+    def compare(
+        self,
+        table: LakeTable,
+        queues: Mapping[QueueKey, SourceQueue],
+        starts: Mapping[QueueKey, int],
+    ) -> ComparedTable:
         """Compare from `starts` on. Raises what the data source raises."""
         positions = table.positions()
         first = {key: max(queue.start, starts.get(key, 0)) for key, queue in queues.items()}
-        ends = {key: max(min(positions.get(key, 0), queue.end), first[key]) for key, queue in queues.items()}
+        ends = {
+            key: max(min(positions.get(key, 0), queue.end), first[key])
+            for key, queue in queues.items()
+        }
         files = snapshot_files(table)
         rows = snapshot_rows(self._spark, table, files)
         ours, theirs = self._within(rows, first, ends), self._log(first, ends)
@@ -164,7 +180,13 @@ class Comparison:
         ]
         wrong = next((each for each in found if each.in_table != each.in_log), None)
         listed = sum(each.file.record_count for each in files)
-        return ComparedTable(table.subject, found, rows.count(), listed, _differing(ours, theirs, wrong.queue) if wrong else [])
+        return ComparedTable(
+            table.subject,
+            found,
+            rows.count(),
+            listed,
+            _differing(ours, theirs, wrong.queue) if wrong else [],
+        )
 
     def _log(self, first: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]) -> DataFrame:
         start, end = offsets.to_json(first), offsets.to_json(ends)
@@ -173,15 +195,27 @@ class Comparison:
             "startingOffsets": json.dumps(start),
             "endingOffsets": json.dumps(end),
         }
-        return self._spark.read.format("qmq").schema(default_schema(with_headers=True)).options(**self._where, **chosen).load()
+        return (
+            self._spark.read.format("qmq")
+            .schema(default_schema(with_headers=True))
+            .options(**self._where, **chosen)
+            .load()
+        )
 
-    def _within(self, rows: DataFrame, first: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]) -> DataFrame:
+    def _within(
+        self, rows: DataFrame, first: Mapping[QueueKey, int], ends: Mapping[QueueKey, int]
+    ) -> DataFrame:
         listed = [(*key, first[key], ends[key]) for key in ends]
-        ranges = self._spark.createDataFrame(listed, "subject string, partition int, broker_group string, w_first bigint, w_end bigint")
+        ranges = self._spark.createDataFrame(
+            listed,
+            "subject string, partition int, broker_group string, w_first bigint, w_end bigint",
+        )
         held = rows.join(F.broadcast(ranges), list(_QUEUE), "inner")
         return held.where("sequence >= w_first and sequence < w_end").select(*rows.columns)
 
-    def _fingerprints(self, ours: DataFrame, theirs: DataFrame) -> dict[tuple[str, QueueKey], Fingerprint]:
+    def _fingerprints(
+        self, ours: DataFrame, theirs: DataFrame
+    ) -> dict[tuple[str, QueueKey], Fingerprint]:
         both = _hashed(ours, "table").unionAll(_hashed(theirs, "log"))
         summed = both.groupBy("side", *_QUEUE).agg(
             F.count("*"),
@@ -189,12 +223,20 @@ class Comparison:
             F.sum(F.shiftright("hash", 32)),
             F.sum(F.col("hash").bitwiseAND(F.lit(0xFFFFFFFF))),
         )
-        return {(each[0], QueueKey(each[1], each[2], each[3])): Fingerprint(*each[4:]) for each in summed.collect()}
+        return {
+            (each[0], QueueKey(each[1], each[2], each[3])): Fingerprint(*each[4:])
+            for each in summed.collect()
+        }
 
 
 def _hash() -> Column:
     """The hash of a row over all columns, independent of the order of its headers."""
-    return F.xxhash64(*(F.array_sort(F.map_entries(name)) if name == "headers" else F.col(name) for name in COLUMNS)).alias("hash")
+    return F.xxhash64(
+        *(
+            F.array_sort(F.map_entries(name)) if name == "headers" else F.col(name)
+            for name in COLUMNS
+        )
+    ).alias("hash")
 
 
 def _hashed(rows: DataFrame, side: str) -> DataFrame:
@@ -202,15 +244,24 @@ def _hashed(rows: DataFrame, side: str) -> DataFrame:
 
 
 def _differing(ours: DataFrame, theirs: DataFrame, queue: QueueKey) -> list[tuple[int, str]]:
-    both = _by_sequence(ours, queue, "ours").join(_by_sequence(theirs, queue, "theirs"), "sequence", "full")
+    both = _by_sequence(ours, queue, "ours").join(
+        _by_sequence(theirs, queue, "theirs"), "sequence", "full"
+    )
     rows = both.where("not (ours <=> theirs)").orderBy("sequence").limit(SHOWN_MAX).collect()
     return [(each["sequence"], _how(each["ours_rows"], each["theirs_rows"])) for each in rows]
 
 
 def _by_sequence(rows: DataFrame, queue: QueueKey, side: str) -> DataFrame:
-    is_queue = (F.col("partition") == queue.partition) & (F.col("broker_group") == queue.broker_group)
+    is_queue = (F.col("partition") == queue.partition) & (
+        F.col("broker_group") == queue.broker_group
+    )
     summed = F.sum(F.col("hash").cast("decimal(38)")).alias(side)
-    return rows.where(is_queue).select("sequence", _hash()).groupBy("sequence").agg(summed, F.count("*").alias(f"{side}_rows"))
+    return (
+        rows.where(is_queue)
+        .select("sequence", _hash())
+        .groupBy("sequence")
+        .agg(summed, F.count("*").alias(f"{side}_rows"))
+    )
 
 
 def _how(ours: int | None, theirs: int | None) -> str:
@@ -241,7 +292,11 @@ class Taken:
         if done.is_refused:
             self.refused += 1
             return
-        self.rows, self.files, self.commits = self.rows + done.rows, self.files + done.files, self.commits + 1
+        self.rows, self.files, self.commits = (
+            self.rows + done.rows,
+            self.files + done.files,
+            self.commits + 1,
+        )
 
 
 def taken(tables: Sequence[LakeTable], made: Taken, waiting: Mapping[QueueKey, int]) -> Report:
@@ -256,20 +311,35 @@ def taken(tables: Sequence[LakeTable], made: Taken, waiting: Mapping[QueueKey, i
         "waiting in the log": left,
     }
     positions = {key: at for each in tables for key, at in each.positions().items()}
-    queues = tuple((key.subject, key.within, positions.get(key, 0), count) for key, count in sorted(waiting.items()))
+    queues = tuple(
+        (key.subject, key.within, positions.get(key, 0), count)
+        for key, count in sorted(waiting.items())
+    )
     listed = (
-        ReportTable("By subject and day", ("subject", "day", "messages", "bytes", "files"), tuple(days), "days"),
+        ReportTable(
+            "By subject and day",
+            ("subject", "day", "messages", "bytes", "files"),
+            tuple(days),
+            "days",
+        ),
         ReportTable("Queues", ("subject", "queue", "archived up to", "waiting"), queues, "queues"),
     )
-    headline = f"{_messages(made.rows)} archived; {_messages(left) if left else 'none'} left in the log."
+    headline = (
+        f"{_messages(made.rows)} archived; {_messages(left) if left else 'none'} left in the log."
+    )
     return Report("archive", headline, True, facts, listed, _plots(days))
 
 
 def verified(tables: Sequence[LakeTable], found: Sequence[ComparedTable]) -> Report:
     """The report of a comparison with the log."""
     queues = [each for table in found for each in table.queues]
-    bad, rows = [each for each in queues if not each.is_same], sum(each.in_table.rows for each in queues)
-    wrong = tuple((each.subject, each.rows, each.listed) for each in found if each.rows != each.listed)
+    bad, rows = (
+        [each for each in queues if not each.is_same],
+        sum(each.in_table.rows for each in queues),
+    )
+    wrong = tuple(
+        (each.subject, each.rows, each.listed) for each in found if each.rows != each.listed
+    )
     facts = {
         **_holdings(tables, _days(tables)),
         "rows compared": rows,
@@ -291,8 +361,18 @@ def verified(tables: Sequence[LakeTable], found: Sequence[ComparedTable]) -> Rep
         for each in queues
     )
     listed = (
-        ReportTable("Queues", ("subject", "queue", "from", "to", "table", "log", "repeated", "same"), lines, "verified"),
-        ReportTable("Wrong tables", ("subject", "rows in files", "rows of the snapshot"), wrong, "wrong_tables"),
+        ReportTable(
+            "Queues",
+            ("subject", "queue", "from", "to", "table", "log", "repeated", "same"),
+            lines,
+            "verified",
+        ),
+        ReportTable(
+            "Wrong tables",
+            ("subject", "rows in files", "rows of the snapshot"),
+            wrong,
+            "wrong_tables",
+        ),
     )
     is_clean = all(each.is_same for each in found)
     headline = (
@@ -315,7 +395,11 @@ def _example(found: Sequence[ComparedTable]) -> str:
 
 
 def _days(tables: Sequence[LakeTable]) -> list[Day]:
-    return [(each.subject, day, rows, size, files) for each in tables for day, files, rows, size in totals(each)]
+    return [
+        (each.subject, day, rows, size, files)
+        for each in tables
+        for day, files, rows, size in totals(each)
+    ]
 
 
 def _holdings(tables: Sequence[LakeTable], days: Sequence[Day]) -> dict[str, object]:
@@ -335,10 +419,15 @@ def _plots(found: Sequence[Day]) -> tuple[Plot, ...]:
     for (subject, _), count in rows.items():
         sums[subject] = sums.get(subject, 0) + count
     by_rows = sorted(sums, key=lambda each: -sums[each])
-    series = {subject: [float(rows.get((subject, day), 0)) for day in days] for subject in by_rows[:SUBJECTS_SHOWN]}
+    series = {
+        subject: [float(rows.get((subject, day), 0)) for day in days]
+        for subject in by_rows[:SUBJECTS_SHOWN]
+    }
     others = by_rows[SUBJECTS_SHOWN:]
     if others:
-        series["all others"] = [float(sum(rows.get((subject, day), 0) for subject in others)) for day in days]
+        series["all others"] = [
+            float(sum(rows.get((subject, day), 0) for subject in others)) for day in days
+        ]
     return (Plot("Messages per day", "bar", days, series, "", "messages"),)
 
 
@@ -353,7 +442,9 @@ class SparkTasks:
         self._context = spark.sparkContext
         self.cores = self._context.defaultParallelism
 
-    def __call__(self, source: TaskSource, work: Sequence[ReadTask], output: TaskOutput) -> list[DayFile]:
+    def __call__(
+        self, source: TaskSource, work: Sequence[ReadTask], output: TaskOutput
+    ) -> list[DayFile]:
         """One Spark task for each core; a task makes one file for each day. Raises PySparkException."""
         count = min(len(work), self.cores)
         parts = [work[at::count] for at in range(count)]
@@ -372,26 +463,56 @@ class ArchiveJob:
     summary: str = "Archive new messages in Iceberg tables, each exactly once."
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        what = parser.add_argument_group("archive: other actions than archiving new messages").add_mutually_exclusive_group()
+        what = parser.add_argument_group(
+            "archive: other actions than archiving new messages"
+        ).add_mutually_exclusive_group()
         what.add_argument(
-            "--continuous", type=float, metavar="SECONDS", help="archive new messages at this interval, until Ctrl-C or SIGTERM"
+            "--continuous",
+            type=float,
+            metavar="SECONDS",
+            help="archive new messages at this interval, until Ctrl-C or SIGTERM",
         )
         what.add_argument("--verify", action="store_true", help="compare the tables with the log")
         lake = parser.add_argument_group("archive: the tables, as of `qmq lake`")
-        lake.add_argument("--catalog", default="lake", metavar="NAME", help="the catalog's name in PyIceberg's configuration (lake)")
         lake.add_argument(
-            "--catalog-uri", default=os.environ.get("QMQ_LAKE_CATALOG_URI", ""), metavar="URI", help="sqlite:///…, http(s)://…"
+            "--catalog",
+            default="lake",
+            metavar="NAME",
+            help="the catalog's name in PyIceberg's configuration (lake)",
         )
-        lake.add_argument("--warehouse", default=os.environ.get("QMQ_LAKE_WAREHOUSE", ""), metavar="URI", help="file:///…, s3://…")
+        lake.add_argument(
+            "--catalog-uri",
+            default=os.environ.get("QMQ_LAKE_CATALOG_URI", ""),
+            metavar="URI",
+            help="sqlite:///…, http(s)://…",
+        )
+        lake.add_argument(
+            "--warehouse",
+            default=os.environ.get("QMQ_LAKE_WAREHOUSE", ""),
+            metavar="URI",
+            help="file:///…, s3://…",
+        )
         lake.add_argument("--namespace", default="qmq", help="the namespace of the tables (qmq)")
-        lake.add_argument("-P", "--property", action="append", default=[], metavar="KEY=VALUE", help="a property for PyIceberg; repeatable")
+        lake.add_argument(
+            "-P",
+            "--property",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="a property for PyIceberg; repeatable",
+        )
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
         """Run the job. Raises QmqError, OSError, PySparkException."""
         if args.until_time != "latest":
             raise InvalidArgument("an archive takes all committed messages: leave out --until")
         options = checked_source(source_options(args))
-        asked = parse({"startingOffsets": "earliest", **options} if "startingTimestamp" not in options else options, is_stream=True)
+        asked = parse(
+            {"startingOffsets": "earliest", **options}
+            if "startingTimestamp" not in options
+            else options,
+            is_stream=True,
+        )
         catalog = open_catalog(args.catalog, args.catalog_uri, args.warehouse, args.property)
         try:
             if args.verify:
@@ -401,9 +522,13 @@ class ArchiveJob:
             catalog.close()
 
 
-def _take(spark: SparkSession, catalog: Catalog, namespace: str, asked: ReadOptions, every_s: float | None) -> Report:
+def _take(
+    spark: SparkSession, catalog: Catalog, namespace: str, asked: ReadOptions, every_s: float | None
+) -> Report:
     tasks, made = SparkTasks(spark), Taken()
-    writer = LakeWriter(catalog, asked, LakeOptions(namespace, ROUND_BYTES * tasks.cores), run_tasks=tasks)
+    writer = LakeWriter(
+        catalog, asked, LakeOptions(namespace, ROUND_BYTES * tasks.cores), run_tasks=tasks
+    )
     try:
         if every_s is None:
             writer.drain(made.add)
@@ -416,18 +541,38 @@ def _take(spark: SparkSession, catalog: Catalog, namespace: str, asked: ReadOpti
         writer.close()
     tables = [find_table(catalog, namespace, subject) for subject in _subjects(topology)]
     reached = {key: at for each in tables for key, at in each.positions().items()}
-    waiting = {key: queue.end - max(reached.get(key, 0), queue.start) for key, queue in topology.queues.items()}
+    waiting = {
+        key: queue.end - max(reached.get(key, 0), queue.start)
+        for key, queue in topology.queues.items()
+    }
     return taken(tables, made, waiting)
 
 
-def _verify(spark: SparkSession, catalog: Catalog, namespace: str, asked: ReadOptions, options: dict[str, str]) -> Report:
+def _verify(
+    spark: SparkSession,
+    catalog: Catalog,
+    namespace: str,
+    asked: ReadOptions,
+    options: dict[str, str],
+) -> Report:
     log = log_at(address_of(asked.where))
     topology = look(log, asked.choice)
     first = starts(asked, topology.queues.values(), log.find_time)
     tables = [find_table(catalog, namespace, subject) for subject in _subjects(topology)]
-    comparison = Comparison(spark, {name: value for name, value in options.items() if name.lower().startswith("qmq.") or name == "path"})
+    comparison = Comparison(
+        spark,
+        {
+            name: value
+            for name, value in options.items()
+            if name.lower().startswith("qmq.") or name == "path"
+        },
+    )
     found = [
-        comparison.compare(each, {key: queue for key, queue in topology.queues.items() if key.subject == each.subject}, first)
+        comparison.compare(
+            each,
+            {key: queue for key, queue in topology.queues.items() if key.subject == each.subject},
+            first,
+        )
         for each in tables
     ]
     return verified(tables, found)

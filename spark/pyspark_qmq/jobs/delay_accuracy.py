@@ -33,7 +33,17 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from pyspark_qmq.jobs.job import QUEUE, main, not_negative, now_ms, queues_now, read_dataset, read_subjects, time_ms, utc
+from pyspark_qmq.jobs.job import (
+    QUEUE,
+    main,
+    not_negative,
+    now_ms,
+    queues_now,
+    read_dataset,
+    read_subjects,
+    time_ms,
+    utc,
+)
 from pyspark_qmq.jobs.lag_figures import NAMED, PERCENTAGES, log_edges, quantile, share_at
 from pyspark_qmq.jobs.report import Plot, Report, ReportTable
 from qmq.errors import InvalidArgument
@@ -57,10 +67,18 @@ BINS: Final = 60
 
 def arrivals(messages: DataFrame) -> DataFrame:
     """For each subject and message id: when it was first stored by a real-time broker, and how often."""
-    return messages.groupBy("subject", "message_id").agg(F.min("append_time").alias("arrival"), F.count("*").alias("copies"))
+    return messages.groupBy("subject", "message_id").agg(
+        F.min("append_time").alias("arrival"), F.count("*").alias("copies")
+    )
 
 
-def judged(schedules: DataFrame, messages: DataFrame, horizons: Mapping[str, int], now_ms: int, clock_ms: int) -> DataFrame:
+def judged(
+    schedules: DataFrame,
+    messages: DataFrame,
+    horizons: Mapping[str, int],
+    now_ms: int,
+    clock_ms: int,
+) -> DataFrame:
     """The rows of the schedule with `verdict`, `arrival`, `copies`, and `error_ms`: the lateness after the first possible delivery time.
 
     Args:
@@ -70,15 +88,33 @@ def judged(schedules: DataFrame, messages: DataFrame, horizons: Mapping[str, int
         now_ms: the current time, for overdue messages.
         clock_ms: the allowed difference between the clocks of a delay group and a broker.
     """
-    is_judged = (F.col("state") != "moved") & ~F.col("is_directed") & ~((F.col("state") == "cancelled") & F.col("is_recurring"))
+    is_judged = (
+        (F.col("state") != "moved")
+        & ~F.col("is_directed")
+        & ~((F.col("state") == "cancelled") & F.col("is_recurring"))
+    )
     rows = schedules.where(is_judged).join(arrivals(messages), ["subject", "message_id"], "left")
     due, arrival = F.unix_millis("due_time"), F.unix_millis("arrival")
-    known = F.create_map(*[F.lit(each) for pair in horizons.items() for each in pair]) if horizons else None
-    horizon = F.try_element_at(known, F.col("subject")) if known is not None else F.lit(None).cast("long")
+    known = (
+        F.create_map(*[F.lit(each) for pair in horizons.items() for each in pair])
+        if horizons
+        else None
+    )
+    horizon = (
+        F.try_element_at(known, F.col("subject")) if known is not None else F.lit(None).cast("long")
+    )
     verdict = _verdict(due, arrival, horizon, now_ms, clock_ms)
     first_ms = F.greatest(due, F.unix_millis("append_time"))
-    timed = rows.withColumns({"verdict": verdict, "error_ms": arrival - first_ms, "delay_ms": due - F.unix_millis("append_time")})
-    return timed.withColumns({"copies": F.coalesce("copies", F.lit(0)), "delay": _delay_name(F.col("delay_ms"))})
+    timed = rows.withColumns(
+        {
+            "verdict": verdict,
+            "error_ms": arrival - first_ms,
+            "delay_ms": due - F.unix_millis("append_time"),
+        }
+    )
+    return timed.withColumns(
+        {"copies": F.coalesce("copies", F.lit(0)), "delay": _delay_name(F.col("delay_ms"))}
+    )
 
 
 def _verdict(due: Column, arrival: Column, horizon: Column, now_ms: int, clock_ms: int) -> Column:
@@ -106,7 +142,9 @@ def errors_by(rows: DataFrame, name: str, by: Column) -> DataFrame:
     """Quantiles of the error (at PERCENTAGES) of delivered messages, grouped by a column: `name`, messages, errors."""
     arrived = rows.where(F.col("verdict").isin(CAME, EARLY))
     shares = F.array(*map(F.lit, PERCENTAGES))
-    return arrived.groupBy(by.alias(name)).agg(F.count("*").alias("messages"), F.percentile("error_ms", shares).alias("errors"))
+    return arrived.groupBy(by.alias(name)).agg(
+        F.count("*").alias("messages"), F.percentile("error_ms", shares).alias("errors")
+    )
 
 
 def binned(rows: DataFrame, low: float, high: float) -> tuple[list[float], list[float]]:
@@ -114,9 +152,13 @@ def binned(rows: DataFrame, low: float, high: float) -> tuple[list[float], list[
     width = max((high - low) / BINS, 1.0)
     number = F.least(F.floor((F.col("error_ms") - low) / width), F.lit(BINS - 1)).cast("int")
     arrived = rows.where(F.col("verdict").isin(CAME, EARLY))
-    counts = {row.bin: row["count"] for row in arrived.groupBy(number.alias("bin")).count().collect()}
+    counts = {
+        row.bin: row["count"] for row in arrived.groupBy(number.alias("bin")).count().collect()
+    }
     last = max(counts, default=0)
-    return [low + width * each for each in range(last + 2)], [float(counts.get(each, 0)) for each in range(last + 1)]
+    return [low + width * each for each in range(last + 2)], [
+        float(counts.get(each, 0)) for each in range(last + 1)
+    ]
 
 
 EXAMPLES: Final = 20
@@ -132,20 +174,36 @@ class DelayAccuracy:
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add this job's arguments."""
-        parser.add_argument("--delay-path", action="append", default=[], metavar="FOLDER", help="a delay group's data folder; repeatable")
-        parser.add_argument("--clock-ms", type=not_negative, default=10, metavar="N", help="allowed difference of the groups' clocks (10)")
+        parser.add_argument(
+            "--delay-path",
+            action="append",
+            default=[],
+            metavar="FOLDER",
+            help="a delay group's data folder; repeatable",
+        )
+        parser.add_argument(
+            "--clock-ms",
+            type=not_negative,
+            default=10,
+            metavar="N",
+            help="allowed difference of the groups' clocks (10)",
+        )
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
         """Compare the schedule with the log. Raises QmqError."""
         folders = args.delay_path or args.path
         if not folders:
-            raise InvalidArgument("give the schedule: --delay-path FOLDER, a delay group's data folder")
+            raise InvalidArgument(
+                "give the schedule: --delay-path FOLDER, a delay group's data folder"
+            )
         schedules = chosen(read_dataset(spark, args, "schedules", path=folders), args).persist()
         try:
             schedules.count()  # Read before the log, so that messages delivered until now are in the log.
             queues = queues_now(args).queues
             subjects = sorted({key.subject for key in queues})
-            messages = read_subjects(spark, args, (*QUEUE, "message_id", "append_time"), subjects, is_whole=True)
+            messages = read_subjects(
+                spark, args, (*QUEUE, "message_id", "append_time"), subjects, is_whole=True
+            )
             now = now_ms(args, [each.last_append_ms for each in queues.values()])
             kept_from = horizons(queues.values(), oldest_kept(messages))
             rows = judged(schedules, messages, kept_from, now, args.clock_ms).persist()
@@ -173,7 +231,9 @@ def chosen(schedules: DataFrame, args: argparse.Namespace) -> DataFrame:
 
 def oldest_kept(messages: DataFrame) -> dict[tuple[str, int, str], int]:
     """When the oldest message of each queue was stored, milliseconds since 1970."""
-    rows = messages.groupBy(*QUEUE).agg(F.unix_millis(F.min("append_time")).alias("oldest")).collect()
+    rows = (
+        messages.groupBy(*QUEUE).agg(F.unix_millis(F.min("append_time")).alias("oldest")).collect()
+    )
     return {(row.subject, row.partition, row.broker_group): row.oldest for row in rows}
 
 
@@ -199,7 +259,11 @@ class DelayFinding(NamedTuple):
     state: str
 
     def __str__(self) -> str:
-        came = "is not in the log" if self.arrival is None else f"came at {self.arrival}, {self.error_ms:,} ms after it could"
+        came = (
+            "is not in the log"
+            if self.arrival is None
+            else f"came at {self.arrival}, {self.error_ms:,} ms after it could"
+        )
         due = utc(self.due_ms)
         return f"{self.verdict}: {self.message_id} of {self.subject}, due at {due}, {self.state} says {self.delay_group}; it {came}"
 
@@ -212,19 +276,37 @@ Errors = Sequence[tuple[str, int, Sequence[float]]]
 """(name, messages, quantiles at PERCENTAGES)."""
 
 
-def figures(rows: DataFrame) -> tuple[dict[str, int], int, Errors, Errors, tuple[list[float], list[float]], list[DelayFinding]]:
+def figures(
+    rows: DataFrame,
+) -> tuple[
+    dict[str, int], int, Errors, Errors, tuple[list[float], list[float]], list[DelayFinding]
+]:
     """Messages by verdict, the number of repeated deliveries, errors by delay and by hour, the histogram, and findings."""
     counts = {row.verdict: row["count"] for row in rows.groupBy("verdict").count().collect()}
     twice = rows.where("copies > 1").count()
-    by_delay = [(row.delay, row.messages, row.errors) for row in errors_by(rows, "delay", F.col("delay")).collect()]
-    hours = errors_by(rows, "hour", F.floor(F.unix_millis("due_time") / HOUR_MS)).orderBy("hour").collect()
-    by_hour = [(f"{utc(row.hour * HOUR_MS):%Y-%m-%d %H}h", row.messages, row.errors) for row in hours]
+    by_delay = [
+        (row.delay, row.messages, row.errors)
+        for row in errors_by(rows, "delay", F.col("delay")).collect()
+    ]
+    hours = (
+        errors_by(rows, "hour", F.floor(F.unix_millis("due_time") / HOUR_MS))
+        .orderBy("hour")
+        .collect()
+    )
+    by_hour = [
+        (f"{utc(row.hour * HOUR_MS):%Y-%m-%d %H}h", row.messages, row.errors) for row in hours
+    ]
     whole = errors_by(rows, "all", F.lit("all")).collect()
     bins = binned(rows, whole[0].errors[0], quantile(whole[0].errors, 0.999)) if whole else ([], [])
     wrong = rows.where(F.col("verdict").isin(*FINDINGS))
     times = (F.unix_millis("due_time").alias("due"), F.unix_millis("arrival").alias("arrival"))
-    columns = wrong.select("verdict", "subject", "message_id", "delay_group", *times, "error_ms", "state")
-    some = [DelayFinding(*row) for row in columns.orderBy("verdict", "due", "message_id").limit(EXAMPLES).collect()]
+    columns = wrong.select(
+        "verdict", "subject", "message_id", "delay_group", *times, "error_ms", "state"
+    )
+    some = [
+        DelayFinding(*row)
+        for row in columns.orderBy("verdict", "due", "message_id").limit(EXAMPLES).collect()
+    ]
     errors = [("all", row.messages, row.errors) for row in whole]
     errors += sorted(by_delay, key=lambda each: DELAYS.index(each[0]))
     return counts, twice, errors, by_hour[-HOURS:], bins, some
@@ -244,7 +326,16 @@ def report(
     wrong = {name: counts[name] for name in FINDINGS if counts.get(name)}
     total = sum(counts.values())
     columns = ("messages", "min", *NAMED)
-    findings = ("verdict", "subject", "message id", "delay group", "due", "arrival", "error ms", "state")
+    findings = (
+        "verdict",
+        "subject",
+        "message id",
+        "delay group",
+        "due",
+        "arrival",
+        "error ms",
+        "state",
+    )
     return Report(
         "delay_accuracy",
         _headline(total, wrong, by_delay),
@@ -256,8 +347,15 @@ def report(
             "as of": utc(now),
         },
         (
-            ReportTable("Error in ms, by delay", ("delay", *columns), _error_rows(by_delay), "by_delay"),
-            ReportTable("Error in ms, by the hour (UTC) in which messages were due", ("hour", *columns), _error_rows(by_hour), "by_hour"),
+            ReportTable(
+                "Error in ms, by delay", ("delay", *columns), _error_rows(by_delay), "by_delay"
+            ),
+            ReportTable(
+                "Error in ms, by the hour (UTC) in which messages were due",
+                ("hour", *columns),
+                _error_rows(by_hour),
+                "by_hour",
+            ),
             ReportTable("Violations", findings, tuple(_row(each) for each in some), "findings"),
         ),
         tuple(_plots(by_delay, bins)),
@@ -268,16 +366,26 @@ def report(
 
 def _headline(total: int, wrong: Mapping[str, int], by_delay: Errors) -> str:
     if wrong:
-        return ", ".join(f"{number:,} {name}" for name, number in wrong.items()) + f" of {total:,} delayed messages"
+        return (
+            ", ".join(f"{number:,} {name}" for name, number in wrong.items())
+            + f" of {total:,} delayed messages"
+        )
     if not by_delay:
-        return f"none of {total:,} delayed messages has come yet" if total else "no delayed message is known here"
+        return (
+            f"none of {total:,} delayed messages has come yet"
+            if total
+            else "no delayed message is known here"
+        )
     _, messages, errors = by_delay[0]
     return f"{messages:,} delayed messages came, none early; p99 {quantile(errors, 0.99):,.0f} ms, at most {errors[-1]:,.0f} ms late"
 
 
 def _error_rows(found: Errors) -> tuple[tuple[object, ...], ...]:
     shares = (0.0, *NAMED.values())
-    return tuple((name, messages, *(quantile(errors, each) for each in shares)) for name, messages, errors in found)
+    return tuple(
+        (name, messages, *(quantile(errors, each) for each in shares))
+        for name, messages, errors in found
+    )
 
 
 def _plots(by_delay: Errors, bins: tuple[list[float], list[float]]) -> list[Plot]:
@@ -296,7 +404,15 @@ def _plots(by_delay: Errors, bins: tuple[list[float], list[float]]) -> list[Plot
             "messages",
             log_y=True,
         ),
-        Plot("How late messages came, by delay", "cdf", xs, shares, "ms", "share of messages", log_x=True),
+        Plot(
+            "How late messages came, by delay",
+            "cdf",
+            xs,
+            shares,
+            "ms",
+            "share of messages",
+            log_x=True,
+        ),
     ]
 
 

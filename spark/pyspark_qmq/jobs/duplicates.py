@@ -74,8 +74,18 @@ class Duplicates:
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add this job's arguments."""
-        parser.add_argument("--by-content", action="store_true", help="also find messages with the same key and body but other ids")
-        parser.add_argument("--window-s", type=positive, default=60, metavar="S", help="the largest distance of such messages (60)")
+        parser.add_argument(
+            "--by-content",
+            action="store_true",
+            help="also find messages with the same key and body but other ids",
+        )
+        parser.add_argument(
+            "--window-s",
+            type=positive,
+            default=60,
+            metavar="S",
+            help="the largest distance of such messages (60)",
+        )
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
         """Search the log. Raises QmqError."""
@@ -116,17 +126,27 @@ def prepare(messages: DataFrame) -> DataFrame:
 
 def copies(rows: DataFrame) -> DataFrame:
     """Each copy of a message except the first, with its cause and the preceding copy."""
-    repeated = rows.groupBy("subject", "message_id").agg(F.count("*").alias("copies")).filter("copies > 1")
-    same = Window.partitionBy("subject", "message_id").orderBy("is_directed", "version", "partition", "append_time", "sequence")
+    repeated = (
+        rows.groupBy("subject", "message_id").agg(F.count("*").alias("copies")).filter("copies > 1")
+    )
+    same = Window.partitionBy("subject", "message_id").orderBy(
+        "is_directed", "version", "partition", "append_time", "sequence"
+    )
     chosen = rows.join(repeated, ["subject", "message_id"], "left_semi")
-    seen = chosen.withColumn("before", F.lag(F.struct(*_PLACE, "producer_id", "batch_sequence", "place")).over(same))
+    seen = chosen.withColumn(
+        "before", F.lag(F.struct(*_PLACE, "producer_id", "batch_sequence", "place")).over(same)
+    )
     broken = _broken_chains(rows, chosen)
-    judged = seen.filter(F.col("before").isNotNull()).join(broken, ["subject", "key", "message_id"], "left")
+    judged = seen.filter(F.col("before").isNotNull()).join(
+        broken, ["subject", "key", "message_id"], "left"
+    )
     return _told(judged, _cause(F.col("before")))
 
 
 def _cause(before: Column) -> Column:
-    is_one_queue = (before["partition"] == F.col("partition")) & (before["broker_group"] == F.col("broker_group"))
+    is_one_queue = (before["partition"] == F.col("partition")) & (
+        before["broker_group"] == F.col("broker_group")
+    )
     numbers = ("producer_id", "batch_sequence", "place")
     is_one_batch = F.struct(*(before[name] for name in numbers)) == F.struct(*numbers)
     return (
@@ -142,7 +162,9 @@ def _cause(before: Column) -> Column:
 def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
     """(subject, key, message id) of copies that are not part of a replay in order, with `is_broken`."""
     whole_key = F.concat(F.col("subject").cast("binary"), F.lit(b"\0"), "key")
-    keyed = rows.filter(F.col("key").isNotNull() & (F.col("partition") > 0)).withColumn("whole_key", whole_key)
+    keyed = rows.filter(F.col("key").isNotNull() & (F.col("partition") > 0)).withColumn(
+        "whole_key", whole_key
+    )
     chain = keyed.select(
         F.col("whole_key").alias("key"),
         "subject",
@@ -158,20 +180,32 @@ def _broken_chains(rows: DataFrame, chosen: DataFrame) -> DataFrame:
     )
     is_carried = F.col("sender") != F.col("producer_id")
     known = with_streams(chain.withColumn("is_carried", is_carried), has_carried=True)
-    wanted = chosen.filter(F.col("key").isNotNull() & (F.col("partition") > 0)).select(whole_key.alias("key"), "message_id").distinct()
+    wanted = (
+        chosen.filter(F.col("key").isNotNull() & (F.col("partition") > 0))
+        .select(whole_key.alias("key"), "message_id")
+        .distinct()
+    )
     steps = order_checks.chains(known, wanted)
     jumps = ~F.col("is_twice") & (F.col("rank") > F.col("before.rank") + 1)
     marked = steps.withColumn("is_broken", F.max(jumps).over(Window.partitionBy("key", "sender")))
-    return marked.filter("is_broken").select("subject", F.col("bare_key").alias("key"), "message_id", "is_broken").distinct()
+    return (
+        marked.filter("is_broken")
+        .select("subject", F.col("bare_key").alias("key"), "message_id", "is_broken")
+        .distinct()
+    )
 
 
 def same_content(rows: DataFrame, window_s: int) -> DataFrame:
     """Messages whose key and body occurred under another id within the given number of seconds before."""
-    same_content = Window.partitionBy("subject", "key", "content").orderBy("append_time", "partition", "sequence")
+    same_content = Window.partitionBy("subject", "key", "content").orderBy(
+        "append_time", "partition", "sequence"
+    )
     seen = rows.withColumn("before", F.lag(F.struct(*_PLACE)).over(same_content))
     before = F.col("before")
     is_near = F.unix_millis("append_time") - F.unix_millis(before["append_time"]) <= window_s * 1000
-    return _told(seen.filter(is_near & (before["message_id"] != F.col("message_id"))), F.lit("same_content"))
+    return _told(
+        seen.filter(is_near & (before["message_id"] != F.col("message_id"))), F.lit("same_content")
+    )
 
 
 def gaps(rows: DataFrame) -> DataFrame:
@@ -191,8 +225,13 @@ def _told(rows: DataFrame, cause: Column) -> DataFrame:
 
 def report(rows: DataFrame, found: DataFrame) -> Report:
     """The report. `rows`: the result of `prepare`; `found`: all findings."""
-    counted = {(row["cause"], row["subject"]): row["count"] for row in found.groupBy("cause", "subject").count().collect()}
-    by_cause = {cause: sum(count for (its, _), count in counted.items() if its == cause) for cause in CAUSES}
+    counted = {
+        (row["cause"], row["subject"]): row["count"]
+        for row in found.groupBy("cause", "subject").count().collect()
+    }
+    by_cause = {
+        cause: sum(count for (its, _), count in counted.items() if its == cause) for cause in CAUSES
+    }
     bad = {cause: count for cause, count in by_cause.items() if count and cause not in ALLOWED}
     queues = rows.groupBy(*_QUEUE).agg(F.count("*").alias("messages")).collect()
     total = sum(row["messages"] for row in queues)
@@ -201,7 +240,12 @@ def report(rows: DataFrame, found: DataFrame) -> Report:
         "duplicates",
         _headline(bad, total, allowed),
         not bad,
-        {"messages": total, "queues": len(queues), "subjects": len({row["subject"] for row in queues}), "allowed copies": allowed}
+        {
+            "messages": total,
+            "queues": len(queues),
+            "subjects": len({row["subject"] for row in queues}),
+            "allowed copies": allowed,
+        }
         | {CAUSES[cause]: count for cause, count in bad.items()},
         tuple(_tables(by_cause, counted)),
         tuple(_plots(found)) if counted else (),
@@ -217,22 +261,34 @@ def _headline(bad: Mapping[str, int], total: int, allowed: int) -> str:
     return f"{total:,} messages, each stored once{rest}, and no sequence is missing between them"
 
 
-def _tables(by_cause: Mapping[str, int], counted: Mapping[tuple[str, str], int]) -> Iterator[ReportTable]:
-    causes = tuple((cause, by_cause[cause], cause in ALLOWED, says) for cause, says in CAUSES.items())
+def _tables(
+    by_cause: Mapping[str, int], counted: Mapping[tuple[str, str], int]
+) -> Iterator[ReportTable]:
+    causes = tuple(
+        (cause, by_cause[cause], cause in ALLOWED, says) for cause, says in CAUSES.items()
+    )
     yield ReportTable("By cause", ("cause", "count", "is allowed", "what it is"), causes, "causes")
     order = list(CAUSES)
-    rows = sorted(((subject, cause, count) for (cause, subject), count in counted.items()), key=lambda row: (row[0], order.index(row[1])))
+    rows = sorted(
+        ((subject, cause, count) for (cause, subject), count in counted.items()),
+        key=lambda row: (row[0], order.index(row[1])),
+    )
     yield ReportTable("By subject", ("subject", "cause", "count"), tuple(rows), "subjects")
 
 
 def _plots(found: DataFrame) -> Iterator[Plot]:
     hour = F.floor(F.unix_millis("append_time") / HOUR_MS).cast("bigint")
-    counts = {(row["hour"], row["cause"]): float(row["count"]) for row in found.groupBy(hour.alias("hour"), "cause").count().collect()}
+    counts = {
+        (row["hour"], row["cause"]): float(row["count"])
+        for row in found.groupBy(hour.alias("hour"), "cause").count().collect()
+    }
     axis = _hours(sorted({hour for hour, _ in counts}))
     causes = [cause for cause in CAUSES if any(its == cause for _, its in counts)]
     series = {cause: [counts.get((hour, cause), 0.0) for hour in axis] for cause in causes}
     times = [time_of(hour * HOUR_MS) for hour in axis]
-    yield Plot("Findings by the hour in which the copy was stored", "line", times, series, "", "messages")
+    yield Plot(
+        "Findings by the hour in which the copy was stored", "line", times, series, "", "messages"
+    )
 
 
 def _hours(seen: list[int]) -> list[int]:
@@ -241,12 +297,22 @@ def _hours(seen: list[int]) -> list[int]:
 
 
 def _examples(found: DataFrame, bad: Mapping[str, int]) -> Iterator[str]:
-    stored = [F.unix_millis(f"{which}append_time").alias(f"{which}ms") for which in ("", "earlier_")]
+    stored = [
+        F.unix_millis(f"{which}append_time").alias(f"{which}ms") for which in ("", "earlier_")
+    ]
     for cause in list(bad)[:SHOWN_MAX]:
-        chosen = found.filter(F.col("cause") == cause).orderBy("subject", "partition", "sequence").limit(1)
+        chosen = (
+            found.filter(F.col("cause") == cause)
+            .orderBy("subject", "partition", "sequence")
+            .limit(1)
+        )
         row = chosen.select("*", *stored).collect()[0]
         key = "none" if row["key"] is None else cell(row["key"])
-        lines = (f"  subject  {row['subject']}, key {key}", f"  first    {_where(row, 'earlier_')}", f"  then     {_where(row, '')}")
+        lines = (
+            f"  subject  {row['subject']}, key {key}",
+            f"  first    {_where(row, 'earlier_')}",
+            f"  then     {_where(row, '')}",
+        )
         yield "\n".join((f"{cause}: {CAUSES[cause]}", *lines))
 
 

@@ -132,24 +132,67 @@ def error_line(failure: BaseException) -> str:
 
 def common_parser(job: Job) -> argparse.ArgumentParser:
     """The arguments of all jobs, and the job's own."""
-    parser = argparse.ArgumentParser(prog=f"qmq spark {job.name}", description=job.summary, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog=f"qmq spark {job.name}", description=job.summary, allow_abbrev=False
+    )
     log = parser.add_argument_group("the log and the messages to read")
-    log.add_argument("--servers", metavar="HOST:PORT,...", help="metaservers; read from their brokers (also QMQ_SERVER)")
-    log.add_argument("--path", action="append", default=[], metavar="FOLDER", help="read data folders (or copies of segments); repeatable")
-    log.add_argument("--routes", metavar="FILE", help="file written by `qmq route export`, for folders without metaservers")
+    log.add_argument(
+        "--servers",
+        metavar="HOST:PORT,...",
+        help="metaservers; read from their brokers (also QMQ_SERVER)",
+    )
+    log.add_argument(
+        "--path",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="read data folders (or copies of segments); repeatable",
+    )
+    log.add_argument(
+        "--routes",
+        metavar="FILE",
+        help="file written by `qmq route export`, for folders without metaservers",
+    )
     log.add_argument("--subject", action="append", default=[], metavar="NAME", help="repeatable")
-    log.add_argument("--pattern", metavar="REGEX", help="regular expression for the whole name of subjects")
     log.add_argument(
-        "--from", dest="from_time", default="earliest", metavar="TIME", help="earliest (default), or messages stored at or after TIME"
+        "--pattern", metavar="REGEX", help="regular expression for the whole name of subjects"
     )
     log.add_argument(
-        "--until", dest="until_time", default="latest", metavar="TIME", help="latest (default), or messages stored before TIME"
+        "--from",
+        dest="from_time",
+        default="earliest",
+        metavar="TIME",
+        help="earliest (default), or messages stored at or after TIME",
     )
-    log.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE", help="any option of the data source; repeatable")
+    log.add_argument(
+        "--until",
+        dest="until_time",
+        default="latest",
+        metavar="TIME",
+        help="latest (default), or messages stored before TIME",
+    )
+    log.add_argument(
+        "-o",
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any option of the data source; repeatable",
+    )
     result = parser.add_argument_group("output")
-    result.add_argument("--out", metavar="FOLDER", help=f"folder for {job.name}.html, {job.name}.json and Parquet files")
-    result.add_argument("--json", action="store_true", help="print a summary as JSON instead of tables")
-    result.add_argument("--master", metavar="URL", help="Spark's master; default: the one of spark-submit, or this machine")
+    result.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help=f"folder for {job.name}.html, {job.name}.json and Parquet files",
+    )
+    result.add_argument(
+        "--json", action="store_true", help="print a summary as JSON instead of tables"
+    )
+    result.add_argument(
+        "--master",
+        metavar="URL",
+        help="Spark's master; default: the one of spark-submit, or this machine",
+    )
     job.options(parser)
     return parser
 
@@ -174,7 +217,9 @@ def source_options(args: argparse.Namespace) -> dict[str, str]:
     for text in args.option:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InvalidArgument(f"-o {text!r} is not an option: write KEY=VALUE, such as tags=paid,late")
+            raise InvalidArgument(
+                f"-o {text!r} is not an option: write KEY=VALUE, such as tags=paid,late"
+            )
         found[key] = value
     return found
 
@@ -192,15 +237,21 @@ def time_ms(text: str, argument: str) -> int:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidArgument(f"{argument} {text!r} is not a time: write earliest, latest, 2027-01-31, or 2027-01-31T09:00:00Z") from None
+        raise InvalidArgument(
+            f"{argument} {text!r} is not a time: write earliest, latest, 2027-01-31, or 2027-01-31T09:00:00Z"
+        ) from None
     if found.tzinfo is None and re.fullmatch(r"[\d-]{8,10}", text):
         found = found.replace(tzinfo=UTC)
     if found.tzinfo is None:
-        raise InvalidArgument(f"{argument} {text!r} has no time zone: write {found.isoformat()}Z for UTC")
+        raise InvalidArgument(
+            f"{argument} {text!r} has no time zone: write {found.isoformat()}Z for UTC"
+        )
     return round(found.timestamp() * 1000)
 
 
-def read_log(spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], **options: str) -> DataFrame:
+def read_log(
+    spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], **options: str
+) -> DataFrame:
     """A batch read of the log selected by the common arguments. Only the given columns are read (spark/pyspark_qmq/source_schema.py has
     their names).
 
@@ -209,21 +260,33 @@ def read_log(spark: SparkSession, args: argparse.Namespace, columns: Sequence[st
     Raises InvalidArgument. Spark raises other errors of the source when the rows are read.
     """
     merged = checked_source({**source_options(args), **options})
-    return spark.read.format("qmq").schema(projection(columns, log_of(merged))).options(**merged).load()
+    return (
+        spark.read.format("qmq")
+        .schema(projection(columns, log_of(merged)))
+        .options(**merged)
+        .load()
+    )
 
 
 def checked_source(options: dict[str, str]) -> dict[str, str]:
     """The options. Raises InvalidArgument if they do not name a log, or no subjects (which only messages need)."""
     if not {"qmq.servers", "qmq.path", "path"} & options.keys():
         raise InvalidArgument("give the log: --servers HOST:PORT, or --path FOLDER")
-    if log_of(options) == MESSAGES and not {"subscribe", "subscribePattern", "assign"} & options.keys():
+    if (
+        log_of(options) == MESSAGES
+        and not {"subscribe", "subscribePattern", "assign"} & options.keys()
+    ):
         raise InvalidArgument("give the subjects: --subject NAME, or --pattern '.*' for all")
     return options
 
 
 def projection(columns: Sequence[str], log: str = MESSAGES) -> StructType:
     """A schema of these columns. Raises InvalidArgument for an unknown column."""
-    known = {**COLUMNS, **MORE_COLUMNS} if log == MESSAGES else {field.name: field.dataType for field in datasets.schema_of(log).fields}
+    known = (
+        {**COLUMNS, **MORE_COLUMNS}
+        if log == MESSAGES
+        else {field.name: field.dataType for field in datasets.schema_of(log).fields}
+    )
     missing = [name for name in columns if name not in known]
     if missing:
         raise InvalidArgument(f"the log has no column {missing[0]!r}; columns: {', '.join(known)}")
@@ -237,23 +300,40 @@ _BLOCK_BITS: Final = 6
 _BROADCAST_ROWS_MAX: Final = 300_000
 
 
-def read_dataset(spark: SparkSession, args: argparse.Namespace, name: str, *, path: Sequence[str] = ()) -> DataFrame:
+def read_dataset(
+    spark: SparkSession, args: argparse.Namespace, name: str, *, path: Sequence[str] = ()
+) -> DataFrame:
     """Another dataset, from the log given by the common arguments or from other folders. Raises InvalidArgument."""
     found = {key: value for key, value in source_options(args).items() if key.startswith("qmq.")}
     if path:
-        found = {"qmq.path": ",".join(path)} | {key: value for key, value in found.items() if key == "qmq.committed"}
+        found = {"qmq.path": ",".join(path)} | {
+            key: value for key, value in found.items() if key == "qmq.committed"
+        }
     return spark.read.format("qmq").options(**found).option("qmq.log", name).load()
 
 
 def read_subjects(
-    spark: SparkSession, args: argparse.Namespace, columns: Sequence[str], subjects: Sequence[str], *, is_whole: bool = False
+    spark: SparkSession,
+    args: argparse.Namespace,
+    columns: Sequence[str],
+    subjects: Sequence[str],
+    *,
+    is_whole: bool = False,
 ) -> DataFrame:
     """Messages of other subjects than the arguments name. `is_whole`: ignore the arguments' time range."""
-    found = {key: value for key, value in source_options(args).items() if key not in ("subscribe", "subscribePattern")}
+    found = {
+        key: value
+        for key, value in source_options(args).items()
+        if key not in ("subscribe", "subscribePattern")
+    }
     if is_whole:
-        found = {key: value for key, value in found.items() if key.startswith("qmq.")} | {"failOnDataLoss": "false"}
+        found = {key: value for key, value in found.items() if key.startswith("qmq.")} | {
+            "failOnDataLoss": "false"
+        }
     found["subscribe"] = ",".join(subjects)
-    return spark.read.format("qmq").schema(projection(columns)).options(**checked_source(found)).load()
+    return (
+        spark.read.format("qmq").schema(projection(columns)).options(**checked_source(found)).load()
+    )
 
 
 def queues_now(args: argparse.Namespace) -> Topology:
@@ -268,11 +348,17 @@ def covered(messages: DataFrame, ranges: DataFrame) -> DataFrame:
     `ranges` are deliveries: a queue, `first_sequence`, `last_sequence`, and possibly logical partitions. `messages` have `sequence` and
     `logical_partition`. Only the blocks of ranges are exploded, never their messages.
     """
-    blocks = F.sequence(F.shiftright("first_sequence", _BLOCK_BITS), F.shiftright("last_sequence", _BLOCK_BITS))
+    blocks = F.sequence(
+        F.shiftright("first_sequence", _BLOCK_BITS), F.shiftright("last_sequence", _BLOCK_BITS)
+    )
     cut = ranges.withColumn("block", F.explode(blocks))
     keyed = messages.withColumn("block", F.shiftright("sequence", _BLOCK_BITS))
-    is_in = (F.col("sequence") >= F.col("first_sequence")) & (F.col("sequence") <= F.col("last_sequence"))
-    is_meant = F.col("first_lp").isNull() | F.col("logical_partition").between(F.col("first_lp"), F.col("end_lp") - 1)
+    is_in = (F.col("sequence") >= F.col("first_sequence")) & (
+        F.col("sequence") <= F.col("last_sequence")
+    )
+    is_meant = F.col("first_lp").isNull() | F.col("logical_partition").between(
+        F.col("first_lp"), F.col("end_lp") - 1
+    )
     if cut.count() <= _BROADCAST_ROWS_MAX:  # Spark cannot know that they are small.
         cut = F.broadcast(cut)
     return keyed.join(cut, [*QUEUE, "block"]).where(is_in & is_meant).drop("block")
@@ -317,4 +403,6 @@ def require_groups(found: Sequence[str], wanted: Sequence[str]) -> None:
     missing = sorted(set(wanted) - set(found))
     if missing:
         known = ", ".join(sorted(set(found))) or "none"
-        raise InvalidArgument(f"no group {missing[0]!r} has consumed these subjects within the action log; groups: {known}")
+        raise InvalidArgument(
+            f"no group {missing[0]!r} has consumed these subjects within the action log; groups: {known}"
+        )

@@ -72,7 +72,9 @@ class GroupLag(NamedTuple):
     """Partitions on which the group has not begun."""
 
 
-def group_lags(positions: Iterable[Position], queues: Mapping[QueueKey, SourceQueue]) -> list[GroupLag]:
+def group_lags(
+    positions: Iterable[Position], queues: Mapping[QueueKey, SourceQueue]
+) -> list[GroupLag]:
     """The lags by subject and group, largest first. Unknown queues are ignored."""
     by_group: dict[tuple[str, str], list[Position]] = {}
     for each in positions:
@@ -82,9 +84,15 @@ def group_lags(positions: Iterable[Position], queues: Mapping[QueueKey, SourceQu
     return sorted(found, key=lambda each: (-each.lag, each.subject, each.group))
 
 
-def _group_lag(subject: str, group: str, positions: list[Position], queues: Mapping[QueueKey, SourceQueue]) -> GroupLag:
+def _group_lag(
+    subject: str, group: str, positions: list[Position], queues: Mapping[QueueKey, SourceQueue]
+) -> GroupLag:
     begun = {each.queue for each in positions}
-    ahead = [queue for key, queue in queues.items() if key.subject == subject and key.partition > 0 and key not in begun]
+    ahead = [
+        queue
+        for key, queue in queues.items()
+        if key.subject == subject and key.partition > 0 and key not in begun
+    ]
     new = [queue for queue in ahead if not queue.is_sealed]
     behind = sum(each.lag(queues[each.queue].end, queues[each.queue].start) for each in positions)
     return GroupLag(
@@ -114,7 +122,10 @@ class LagStep(NamedTuple):
 
 
 def lag_series(
-    steps: int, ends: Mapping[QueueKey, Sequence[LagStep]], positions: Iterable[tuple[int, Position]], starts: Mapping[QueueKey, int]
+    steps: int,
+    ends: Mapping[QueueKey, Sequence[LagStep]],
+    positions: Iterable[tuple[int, Position]],
+    starts: Mapping[QueueKey, int],
 ) -> dict[tuple[str, str], list[float]]:
     """The lag at each step by (subject, group).
 
@@ -124,7 +135,9 @@ def lag_series(
     curves = {queue: _filled(each, steps, starts.get(queue, 0)) for queue, each in ends.items()}
     tracks: dict[tuple[QueueKey, str], list[Position | None]] = {}
     for step, each in positions:
-        tracks.setdefault((each.queue, each.group), [None] * steps)[min(max(step, 0), steps - 1)] = each
+        tracks.setdefault((each.queue, each.group), [None] * steps)[
+            min(max(step, 0), steps - 1)
+        ] = each
     found: dict[tuple[str, str], list[float]] = {}
     for (queue, group), track in tracks.items():
         total = found.setdefault((queue.subject, group), [float("nan")] * steps)

@@ -21,7 +21,19 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from pyspark_qmq.jobs.job import QUEUE, covered, main, now_ms, of_groups, positive, queues_now, read_dataset, read_log, require_groups, utc
+from pyspark_qmq.jobs.job import (
+    QUEUE,
+    covered,
+    main,
+    now_ms,
+    of_groups,
+    positive,
+    queues_now,
+    read_dataset,
+    read_log,
+    require_groups,
+    utc,
+)
 from pyspark_qmq.jobs.lag_figures import (
     NAMED,
     PERCENTAGES,
@@ -57,7 +69,11 @@ def newest(progress: DataFrame, *keys: str) -> DataFrame:
     """The newest row of each queue and group (and of each value of the columns `keys`)."""
     every = (*QUEUE, "consumer_group", *keys)
     others = [name for name in progress.columns if name not in every]
-    latest = progress.groupBy(*every).agg(F.max_by(F.struct(*others), "time").alias("now")).select(*every, "now.*")
+    latest = (
+        progress.groupBy(*every)
+        .agg(F.max_by(F.struct(*others), "time").alias("now"))
+        .select(*every, "now.*")
+    )
     return latest.withColumn("time_ms", F.unix_millis("time"))
 
 
@@ -80,9 +96,16 @@ def position_of(row: Row) -> Position:
 def measured(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
     """`Latencies` of each subject and group, exact."""
     is_done = F.col("verdict").isin(*_DONE)
-    is_first = (F.col("attempt") == 1) & F.col("pulled_time").isNotNull() & ~F.col("verdict").isin(*_NOT_TRIED)
+    is_first = (
+        (F.col("attempt") == 1)
+        & F.col("pulled_time").isNotNull()
+        & ~F.col("verdict").isin(*_NOT_TRIED)
+    )
     both = covered(messages, deliveries.where(is_done | is_first))
-    done = {"created": _ms("settled_time", "create_time"), "stored": _ms("settled_time", "append_time")}
+    done = {
+        "created": _ms("settled_time", "create_time"),
+        "stored": _ms("settled_time", "append_time"),
+    }
     timed = both.select(
         "subject",
         "consumer_group",
@@ -104,16 +127,35 @@ def _ms(end: str, begin: str) -> Column:
     return F.unix_millis(end) - F.unix_millis(begin)
 
 
-def oldest_open(spark: SparkSession, messages: DataFrame, positions: Sequence[Position], queues: Mapping[QueueKey, SourceQueue]) -> Ages:
+def oldest_open(
+    spark: SparkSession,
+    messages: DataFrame,
+    positions: Sequence[Position],
+    queues: Mapping[QueueKey, SourceQueue],
+) -> Ages:
     """When the oldest message that is not done was stored, of queues and groups that have such a message (milliseconds since 1970)."""
     known = [each for each in positions if each.queue in queues]
-    behind = [(*each.queue, each.group, each.done_before) for each in known if each.done_before < queues[each.queue].end]
+    behind = [
+        (*each.queue, each.group, each.done_before)
+        for each in known
+        if each.done_before < queues[each.queue].end
+    ]
     if not behind:
         return {}
-    wanted = spark.createDataFrame(behind, "subject string, partition int, broker_group string, consumer_group string, done_before long")
+    wanted = spark.createDataFrame(
+        behind,
+        "subject string, partition int, broker_group string, consumer_group string, done_before long",
+    )
     found = messages.join(F.broadcast(wanted), list(QUEUE)).where("sequence >= done_before")
-    rows = found.groupBy(*QUEUE, "consumer_group").agg(F.unix_millis(F.min("append_time")).alias("oldest")).collect()
-    return {(QueueKey(row.subject, row.partition, row.broker_group), row.consumer_group): row.oldest for row in rows}
+    rows = (
+        found.groupBy(*QUEUE, "consumer_group")
+        .agg(F.unix_millis(F.min("append_time")).alias("oldest"))
+        .collect()
+    )
+    return {
+        (QueueKey(row.subject, row.partition, row.broker_group), row.consumer_group): row.oldest
+        for row in rows
+    }
 
 
 def over_time(
@@ -126,8 +168,12 @@ def over_time(
     length = max(-(-(now_ms - first + 1) // STEPS), 1)
     step = F.floor((F.unix_millis("append_time") - first) / length).cast("int")
     ends: dict[QueueKey, list[LagStep]] = {}
-    for row in messages.groupBy(*QUEUE, step.alias("step")).agg(F.max("sequence").alias("last")).collect():
-        ends.setdefault(QueueKey(row.subject, row.partition, row.broker_group), []).append(LagStep(row.step, row.last + 1))
+    for row in (
+        messages.groupBy(*QUEUE, step.alias("step")).agg(F.max("sequence").alias("last")).collect()
+    ):
+        ends.setdefault(QueueKey(row.subject, row.partition, row.broker_group), []).append(
+            LagStep(row.step, row.last + 1)
+        )
     at = F.floor((F.unix_millis("time") - first) / length).cast("int")
     rows = newest(progress.withColumn("step", at), "step").orderBy("step").collect()
     starts = {key: queue.start for key, queue in queues.items()}
@@ -145,20 +191,42 @@ class LagReport:
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add this job's arguments."""
-        parser.add_argument("--group", action="append", default=[], metavar="NAME", help="only this consumer group; repeatable")
-        parser.add_argument("--top", type=positive, default=20, metavar="N", help="number of queues to list, largest lag first (20)")
+        parser.add_argument(
+            "--group",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="only this consumer group; repeatable",
+        )
+        parser.add_argument(
+            "--top",
+            type=positive,
+            default=20,
+            metavar="N",
+            help="number of queues to list, largest lag first (20)",
+        )
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
         """Read both logs and report the lag. Raises QmqError."""
         subjects = sorted({key.subject for key in queues_now(args).queues})
         messages = read_log(spark, args, COLUMNS)
         kept = of_groups(read_dataset(spark, args, "progress"), args.group, subjects).persist()
-        deliveries = of_groups(read_dataset(spark, args, "deliveries"), args.group, subjects).persist()
+        deliveries = of_groups(
+            read_dataset(spark, args, "deliveries"), args.group, subjects
+        ).persist()
         try:
             positions = [position_of(row) for row in newest(kept).collect()]
             require_groups([each.group for each in positions], args.group)
-            queues = queues_now(args).queues  # Read after the positions, so that no group is ahead of its queue's end.
-            now = now_ms(args, [*(each.last_append_ms for each in queues.values()), *(each.time_ms for each in positions)])
+            queues = queues_now(
+                args
+            ).queues  # Read after the positions, so that no group is ahead of its queue's end.
+            now = now_ms(
+                args,
+                [
+                    *(each.last_append_ms for each in queues.values()),
+                    *(each.time_ms for each in positions),
+                ],
+            )
             ages = oldest_open(spark, messages, positions, queues)
             latencies = [row.asDict() for row in measured(messages, deliveries).collect()]
             axis, curves = over_time(messages, kept, queues, now)
@@ -225,7 +293,19 @@ def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> ReportTable:
     for (queue, group), time_ms in ages.items():
         key = (queue.subject, group)
         oldest[key] = min(oldest.get(key, time_ms), time_ms)
-    columns = ("subject", "group", "not done", "oldest ms", "held", "waiting", "parked", "expired", "lost", "consumers", "not begun")
+    columns = (
+        "subject",
+        "group",
+        "not done",
+        "oldest ms",
+        "held",
+        "waiting",
+        "parked",
+        "expired",
+        "lost",
+        "consumers",
+        "not begun",
+    )
     rows = tuple(
         (
             each.subject,
@@ -248,23 +328,52 @@ def _group_table(lags: Sequence[GroupLag], ages: Ages, now: int) -> ReportTable:
 def _latency_table(latencies: Sequence[Latencies]) -> ReportTable:
     shares = (0.0, *NAMED.values())
     rows = tuple(
-        (each["subject"], each["consumer_group"], words, *(quantile(each[name], share) for share in shares), each[f"{name}_negative"])
+        (
+            each["subject"],
+            each["consumer_group"],
+            words,
+            *(quantile(each[name], share) for share in shares),
+            each[f"{name}_negative"],
+        )
         for each in latencies
         for name, words in MEASURES.items()
         if each[name]
     )
-    return ReportTable("Latencies, in ms", ("subject", "group", "measured", "min", *NAMED, "negative"), rows, "latencies")
+    return ReportTable(
+        "Latencies, in ms",
+        ("subject", "group", "measured", "min", *NAMED, "negative"),
+        rows,
+        "latencies",
+    )
 
 
 def _attempts_table(latencies: Sequence[Latencies]) -> ReportTable:
     done = [each for each in latencies if each["settled"]]
-    rows = tuple((each["subject"], each["consumer_group"], each["settled"], each["retried"], each["attempt_max"]) for each in done)
+    rows = tuple(
+        (
+            each["subject"],
+            each["consumer_group"],
+            each["settled"],
+            each["retried"],
+            each["attempt_max"],
+        )
+        for each in done
+    )
     return ReportTable(
-        "Attempts until a message was done", ("subject", "group", "done", "at a later attempt", "most attempts"), rows, "attempts"
+        "Attempts until a message was done",
+        ("subject", "group", "done", "at a later attempt", "most attempts"),
+        rows,
+        "attempts",
     )
 
 
-def _queue_table(positions: Sequence[Position], queues: Mapping[QueueKey, SourceQueue], ages: Ages, now: int, top: int) -> ReportTable:
+def _queue_table(
+    positions: Sequence[Position],
+    queues: Mapping[QueueKey, SourceQueue],
+    ages: Ages,
+    now: int,
+    top: int,
+) -> ReportTable:
     rows = [
         (
             *each.queue,
@@ -279,22 +388,46 @@ def _queue_table(positions: Sequence[Position], queues: Mapping[QueueKey, Source
     ]
     rows.sort(key=lambda row: (-row[4], row[:4]))
     columns = (*QUEUE, "group", "not done", "oldest ms", "done before", "end")
-    return ReportTable("Queues with the largest lag", tuple(each.replace("_", " ") for each in columns), tuple(rows[:top]), "queues")
+    return ReportTable(
+        "Queues with the largest lag",
+        tuple(each.replace("_", " ") for each in columns),
+        tuple(rows[:top]),
+        "queues",
+    )
 
 
-def _plots(latencies: Sequence[Latencies], axis: Sequence[datetime], curves: Mapping[tuple[str, str], Sequence[float]]) -> list[Plot]:
+def _plots(
+    latencies: Sequence[Latencies],
+    axis: Sequence[datetime],
+    curves: Mapping[tuple[str, str], Sequence[float]],
+) -> list[Plot]:
     found: list[Plot] = []
     if axis and curves:
-        largest = sorted(curves, key=lambda key: (-max((each for each in curves[key] if each == each), default=0.0), key))[:CURVES_MAX]
-        series = {f"{group} on {subject}": list(curves[subject, group]) for subject, group in largest}
-        found.append(Plot("Messages not done, over time", "line", list(axis), series, "", "messages"))
+        largest = sorted(
+            curves,
+            key=lambda key: (
+                -max((each for each in curves[key] if each == each), default=0.0),
+                key,
+            ),
+        )[:CURVES_MAX]
+        series = {
+            f"{group} on {subject}": list(curves[subject, group]) for subject, group in largest
+        }
+        found.append(
+            Plot("Messages not done, over time", "line", list(axis), series, "", "messages")
+        )
     for name, words in MEASURES.items():
         measured_ones = [each for each in latencies if each[name]][:CURVES_MAX]
         if measured_ones:
             low = min(each[name][0] for each in measured_ones)
             xs = log_edges(low, max(each[name][-1] for each in measured_ones))
-            shares = {f"{each['consumer_group']} on {each['subject']}": share_at(each[name], xs) for each in measured_ones}
-            found.append(Plot(f"Latency {words}", "cdf", xs, shares, "ms", "share of messages", log_x=True))
+            shares = {
+                f"{each['consumer_group']} on {each['subject']}": share_at(each[name], xs)
+                for each in measured_ones
+            }
+            found.append(
+                Plot(f"Latency {words}", "cdf", xs, shares, "ms", "share of messages", log_x=True)
+            )
     return found
 
 

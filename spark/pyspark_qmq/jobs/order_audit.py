@@ -68,10 +68,19 @@ HINTS: Final[dict[str, str]] = {
 
 def describe(found: Violation, routes: Routes, by: str) -> str:
     says = RULES[found.rule].says
-    lines = [f"{says[0].upper()}{says[1:]}.", _line("key", "none" if found.key is None else cell(found.key))]
+    lines = [
+        f"{says[0].upper()}{says[1:]}.",
+        _line("key", "none" if found.key is None else cell(found.key)),
+    ]
     if found.earlier is not None:
-        lines += [*_message("lies first", found.earlier, routes, by), *_message("lies behind", found.place, routes, by)]
-        lines += [_line("between" if not at else "", each) for at, each in enumerate(_between(found.earlier, found.place, routes))]
+        lines += [
+            *_message("lies first", found.earlier, routes, by),
+            *_message("lies behind", found.place, routes, by),
+        ]
+        lines += [
+            _line("between" if not at else "", each)
+            for at, each in enumerate(_between(found.earlier, found.place, routes))
+        ]
     else:
         lines += [*_message("message", found.place, routes, by), *_line_of_partition(found, routes)]
     return "\n".join([*lines, _line("so", HINTS[found.rule])])
@@ -86,10 +95,15 @@ def _message(name: str, place: OrderPlace, routes: Routes, by: str) -> Iterator[
     version = "in no route" if part is None else f"opened by version {part.version}"
     number = "" if by == "create_time" or place.number is None else f"number {place.number}, "
     group = f" on {place.broker_group}" if place.broker_group else ""
-    yield _line(name, f"{number}partition {place.partition}{group} ({version}), sequence {place.sequence}")
+    yield _line(
+        name, f"{number}partition {place.partition}{group} ({version}), sequence {place.sequence}"
+    )
     if place.message_id:
         yield _line("", f"created {time(place.create_ms)}, stored {time(place.append_ms)}")
-        yield _line("", f"message {place.message_id}, batch {place.batch_sequence}, place {place.place} of {producer(place.producer_id)}")
+        yield _line(
+            "",
+            f"message {place.message_id}, batch {place.batch_sequence}, place {place.place} of {producer(place.producer_id)}",
+        )
 
 
 def producer(producer_id: str) -> str:
@@ -105,7 +119,9 @@ def time(ms: int) -> str:
 def _line_of_partition(found: Violation, routes: Routes) -> Iterator[str]:
     part = routes.partitions.get(found.place.partition)
     if part is not None:
-        yield _line("partition", f"holds {part.lps} on {part.broker_group}{_closed_part(part, routes)}")
+        yield _line(
+            "partition", f"holds {part.lps} on {part.broker_group}{_closed_part(part, routes)}"
+        )
 
 
 def _closed_part(part: RoutePartition, routes: Routes) -> str:
@@ -149,10 +165,17 @@ def change(version: int, routes: Routes) -> str:
     ...`."""
     parts = routes.partitions
     targets = [part for part in parts.values() if part.version == version]
-    sources = [parts[number] for number in sorted({number for part in targets for number in part.sources}) if number in parts]
+    sources = [
+        parts[number]
+        for number in sorted({number for part in targets for number in part.sources})
+        if number in parts
+    ]
     doing = "split into" if len(targets) > 1 else "merged into" if len(sources) > 1 else "moved to"
     was = "were" if len(sources) > 1 else "was"
-    ends = ", ".join(f"{part.number} closed at sequence {routes.sealed_at.get(part.number, '(unknown yet)')}" for part in sources)
+    ends = ", ".join(
+        f"{part.number} closed at sequence {routes.sealed_at.get(part.number, '(unknown yet)')}"
+        for part in sources
+    )
     return f"version {version}: partition {_named(sources)} {was} {doing} {_named(targets)}; {ends}"
 
 
@@ -182,7 +205,9 @@ _FACTS: Final = {
 def report(found: Mapping[str, Findings]) -> Report:
     """The report."""
     broken = {subject: each for subject, each in found.items() if each.counts}
-    details = [each.violations.withColumn("subject", F.lit(subject)) for subject, each in broken.items()]
+    details = [
+        each.violations.withColumn("subject", F.lit(subject)) for subject, each in broken.items()
+    ]
     return Report(
         "order_audit",
         headline(found),
@@ -196,7 +221,10 @@ def report(found: Mapping[str, Findings]) -> Report:
 
 
 def headline(found: Mapping[str, Findings]) -> str:
-    total = {name: sum(each.facts[name] for each in found.values()) for name in ("messages", "keys", "partitions", "versions")}
+    total = {
+        name: sum(each.facts[name] for each in found.values())
+        for name in ("messages", "keys", "partitions", "versions")
+    }
     looked = f"{total['messages']:,} messages of {total['keys']:,} keys, in {total['partitions']:,} partitions"
     looked += f" of {total['versions']:,} route versions"
     kinds: dict[str, int] = {}
@@ -211,7 +239,9 @@ def headline(found: Mapping[str, Findings]) -> str:
     if kinds:
         return f"{', '.join(f'{count:,} {kind}' for kind, count in kinds.items())} among {looked}{rest}"
     by = ", ".join(sorted({each.by for each in found.values()}))
-    return f"log order is sending order, judged by {by}, and no message follows a seal: {looked}{rest}"
+    return (
+        f"log order is sending order, judged by {by}, and no message follows a seal: {looked}{rest}"
+    )
 
 
 def _facts(found: Mapping[str, Findings]) -> dict[str, object]:
@@ -235,16 +265,49 @@ def _closed(found: Findings) -> set[int]:
 
 def _tables(found: Mapping[str, Findings]) -> Iterator[ReportTable]:
     rows = [
-        (subject, RULES[rule].kind, rule, count, "allowed" if rule in each.tolerated else "", RULES[rule].says)
+        (
+            subject,
+            RULES[rule].kind,
+            rule,
+            count,
+            "allowed" if rule in each.tolerated else "",
+            RULES[rule].says,
+        )
         for subject, each in found.items()
         for rule, count in each.counts.items()
     ]
-    yield ReportTable("Violations", ("subject", "kind", "rule", "count", "best-effort", "what it is"), tuple(rows), "rules")
-    names = ("messages", "keys", "partitions", "versions", "latest_version", "producers", "replayed_messages")
-    shown = tuple((subject, *(each.facts[name] for name in names)) for subject, each in found.items())
-    yield ReportTable("Subjects", ("subject", *(name.replace("_", " ") for name in names)), shown, "subjects")
+    yield ReportTable(
+        "Violations",
+        ("subject", "kind", "rule", "count", "best-effort", "what it is"),
+        tuple(rows),
+        "rules",
+    )
+    names = (
+        "messages",
+        "keys",
+        "partitions",
+        "versions",
+        "latest_version",
+        "producers",
+        "replayed_messages",
+    )
+    shown = tuple(
+        (subject, *(each.facts[name] for name in names)) for subject, each in found.items()
+    )
+    yield ReportTable(
+        "Subjects", ("subject", *(name.replace("_", " ") for name in names)), shown, "subjects"
+    )
     parts = [
-        (subject, part.partition, part.broker_group, *_of_route(each, part.partition), part.messages, part.producers, part.first, part.last)
+        (
+            subject,
+            part.partition,
+            part.broker_group,
+            *_of_route(each, part.partition),
+            part.messages,
+            part.producers,
+            part.first,
+            part.last,
+        )
         for subject, each in found.items()
         for part in each.partitions
     ]
@@ -254,7 +317,11 @@ def _tables(found: Mapping[str, Findings]) -> Iterator[ReportTable]:
 
 def _of_route(found: Findings, number: int) -> tuple[object, ...]:
     part = found.routes.partitions.get(number)
-    return (None, None, None) if part is None else (part.version, str(part.lps), found.routes.sealed_at.get(number))
+    return (
+        (None, None, None)
+        if part is None
+        else (part.version, str(part.lps), found.routes.sealed_at.get(number))
+    )
 
 
 def counterexamples(found: Mapping[str, Findings]) -> list[str]:
@@ -287,15 +354,31 @@ def _plots(subject: str, found: Findings) -> Iterator[Plot]:
         counts[version] = counts.get(version, 0.0) + each.messages
         began[version] = min(began.get(version, each.first_append_ms), each.first_append_ms)
     title = f"{subject}: messages, by the version that opened their partition"
-    yield Plot(title, "bar", list(counts), {"messages": list(counts.values())}, "route version", "messages")
+    yield Plot(
+        title, "bar", list(counts), {"messages": list(counts.values())}, "route version", "messages"
+    )
     times = sorted((at, version) for version, at in began.items())
     axis = [time_of(at) for at, _ in times]
     versions = {"version": [float(version) for _, version in times]}
-    yield Plot(f"{subject}: first message of each route version", "line", axis, versions, "", "route version")
+    yield Plot(
+        f"{subject}: first message of each route version",
+        "line",
+        axis,
+        versions,
+        "",
+        "route version",
+    )
     largest = sorted(parts, key=lambda each: (-each.messages, each.place))[:BARS_MAX]
     sizes = {"messages": [float(each.messages) for each in largest]}
     names = [str(each.partition) for each in largest]
-    yield Plot(f"{subject}: messages of the largest partitions", "bar", names, sizes, "partition", "messages")
+    yield Plot(
+        f"{subject}: messages of the largest partitions",
+        "bar",
+        names,
+        sizes,
+        "partition",
+        "messages",
+    )
 
 
 _ENDING: Final = frozenset(("endingoffsets", "endingtimestamp"))
@@ -315,7 +398,11 @@ class OrderAudit:
             metavar="WHAT",
             help="the source of the sending order: create_time (default), or a number per key: header:NAME, json:FIELD",
         )
-        parser.add_argument("--dense", action="store_true", help="the number increases by one, so a missing number is a lost message")
+        parser.add_argument(
+            "--dense",
+            action="store_true",
+            help="the number increases by one, so a missing number is a lost message",
+        )
         parser.add_argument(
             "--clock-ms",
             type=not_negative,
@@ -324,14 +411,20 @@ class OrderAudit:
             help="allowed clock difference between processes that write the same key (0)",
         )
         parser.add_argument(
-            "--keys-max", type=positive, default=KEYS_MAX, metavar="N", help=f"number of distinct keys to hash ({KEYS_MAX:,})"
+            "--keys-max",
+            type=positive,
+            default=KEYS_MAX,
+            metavar="N",
+            help=f"number of distinct keys to hash ({KEYS_MAX:,})",
         )
 
     def run(self, spark: SparkSession, args: argparse.Namespace) -> Report:
         """Audit the ordered subjects of the selection. Raises QmqError."""
         by = parse_by(args.by)
         if args.dense and not by.is_exact:
-            raise InvalidArgument("--dense checks a number: use it with --by header:NAME or --by json:FIELD")
+            raise InvalidArgument(
+                "--dense checks a number: use it with --by header:NAME or --by json:FIELD"
+            )
         _refuse_selections(args)
         topology = queues_now(args)
         found: dict[str, Findings] = {}
@@ -363,7 +456,9 @@ def ordered_subjects(topology: Topology, *, is_named: bool) -> list[str]:
         if subject in topology.routes:
             continue
         if subject in partitioned:
-            raise InvalidArgument(f"the routes of subject {subject!r} are not known: give --servers, or --routes (`qmq route export`)")
+            raise InvalidArgument(
+                f"the routes of subject {subject!r} are not known: give --servers, or --routes (`qmq route export`)"
+            )
         if is_named:
             raise OrderMismatch(f"subject {subject!r} is unordered: there is no order to audit")
     if not topology.routes:
@@ -379,10 +474,17 @@ def reads_to_end(args: argparse.Namespace) -> bool:
 def _refuse_selections(args: argparse.Namespace) -> None:
     chosen = [name for name in source_options(args) if name.lower() in _SELECTING]
     if chosen:
-        raise InvalidArgument(f"an audit needs all messages, because it reports missing ones as lost: leave out option {chosen[0]}")
+        raise InvalidArgument(
+            f"an audit needs all messages, because it reports missing ones as lost: leave out option {chosen[0]}"
+        )
 
 
-def _read(spark: SparkSession, args: argparse.Namespace, queues: Sequence[SourceQueue], columns: Sequence[str]) -> DataFrame:
+def _read(
+    spark: SparkSession,
+    args: argparse.Namespace,
+    queues: Sequence[SourceQueue],
+    columns: Sequence[str],
+) -> DataFrame:
     """Read these queues up to their current ends, or to the end given by the arguments."""
     ends: dict[QueueKey, int] = {queue.key: queue.end for queue in queues}
     offsets = to_json(ends)

@@ -98,22 +98,33 @@ def check_hashes(keyed: DataFrame, logical_partitions: int, keys_max: int = KEYS
     count = chosen.num_rows
     if count > keys_max:
         count = keys.count()
-        is_sure = F.col("least") == F.col(
-            "most"
+        is_sure = (
+            F.col("least") == F.col("most")
         )  # Keys with two logical partitions must be wrong, so they are checked beyond the limit, too.
         chosen = keys.orderBy(is_sure).limit(keys_max).toArrow()
     wrong = _wrong(chosen, logical_partitions)
     hashed = min(count, keys_max)
     if not wrong:
         return Hashed(count, hashed, None)
-    table = pa.table({"key": pa.array([key for key, _ in wrong], pa.binary()), "right": pa.array([lp for _, lp in wrong], pa.int32())})
+    table = pa.table(
+        {
+            "key": pa.array([key for key, _ in wrong], pa.binary()),
+            "right": pa.array([lp for _, lp in wrong], pa.int32()),
+        }
+    )
     suspects = keyed.join(keyed.sparkSession.createDataFrame(table), "key")
-    return Hashed(count, hashed, violations(suspects, finding("wrong_hash", F.col("logical_partition") != F.col("right"))))
+    return Hashed(
+        count,
+        hashed,
+        violations(suspects, finding("wrong_hash", F.col("logical_partition") != F.col("right"))),
+    )
 
 
 def _wrong(keys: pa.Table, logical_partitions: int) -> list[tuple[bytes, int]]:
     found: list[tuple[bytes, int]] = []
-    for key, least, most in zip(*(keys.column(name).to_pylist() for name in ("key", "least", "most")), strict=True):
+    for key, least, most in zip(
+        *(keys.column(name).to_pylist() for name in ("key", "least", "most")), strict=True
+    ):
         right = logical_partition(key, logical_partitions)
         if least is not None and not least == right == most:
             found.append((key, right))
@@ -137,14 +148,25 @@ def check_partitions(rows: DataFrame, *, needs_number: bool) -> DataFrame:
         finding("sequence_gap", F.col("sequence") > before["sequence"] + 1, before),
         finding("stream_order", ~is_repeat & _falls(mine), mine),
         finding("stream_gap", ~is_repeat & _skips(mine), mine),
-        finding("stream_gap", mine.isNull() & (F.col("oldest") == 0) & (~_begins_session() | (F.col("place") > 0))),
+        finding(
+            "stream_gap",
+            mine.isNull() & (F.col("oldest") == 0) & (~_begins_session() | (F.col("place") > 0)),
+        ),
         *_by_themselves(needs_number),
     )
 
 
 def here_of_stream() -> tuple[str, ...]:
     """A message's location, with its number in the producer's stream."""
-    return ("partition", "sequence", "message_id", "producer_id", "number", "batch_sequence", "place")
+    return (
+        "partition",
+        "sequence",
+        "message_id",
+        "producer_id",
+        "number",
+        "batch_sequence",
+        "place",
+    )
 
 
 def _falls(mine: Column) -> Column:
@@ -155,7 +177,11 @@ def _skips(mine: Column) -> Column:
     batch, place = F.col("batch_sequence"), F.col("place")
     within = (batch == mine["batch_sequence"]) & (place > mine["place"] + 1)
     behind = (batch == mine["batch_sequence"] + 1) & (place > 0)
-    return within | behind | ((batch > mine["batch_sequence"] + 1) & (~_begins_session() | (place > 0)))
+    return (
+        within
+        | behind
+        | ((batch > mine["batch_sequence"] + 1) & (~_begins_session() | (place > 0)))
+    )
 
 
 def _begins_session() -> Column:
@@ -188,12 +214,21 @@ def chains(keyed: DataFrame, repeats: DataFrame) -> DataFrame:
     found = (
         keyed.join(touched, ["key", "sender"], "left_semi")
         .withColumn("copy", F.row_number().over(same))
-        .withColumn("copy_before", F.lag(F.struct(*POSITION, "message_id", "producer_id", "number")).over(same))
+        .withColumn(
+            "copy_before",
+            F.lag(F.struct(*POSITION, "message_id", "producer_id", "number")).over(same),
+        )
         .withColumn("first_position", F.first(position).over(same))
     )
-    is_same_row = F.col("copy_before.partition").eqNullSafe(F.col("partition")) & (F.col("copy_before.sequence") == F.col("sequence"))
-    ranks = Window.partitionBy("key", "sender").orderBy(F.when(F.col("is_known"), F.col("message_id")), "first_position")
-    ranked = found.filter(~F.coalesce(is_same_row, F.lit(False))).withColumn("rank", F.dense_rank().over(ranks))
+    is_same_row = F.col("copy_before.partition").eqNullSafe(F.col("partition")) & (
+        F.col("copy_before.sequence") == F.col("sequence")
+    )
+    ranks = Window.partitionBy("key", "sender").orderBy(
+        F.when(F.col("is_known"), F.col("message_id")), "first_position"
+    )
+    ranked = found.filter(~F.coalesce(is_same_row, F.lit(False))).withColumn(
+        "rank", F.dense_rank().over(ranks)
+    )
     is_twice = F.coalesce(F.col("copy_before.partition") == F.col("partition"), F.lit(False))
     chain = Window.partitionBy("key", "sender", "is_twice").orderBy(*POSITION)
     return (
@@ -266,8 +301,16 @@ def streams(rows: DataFrame) -> DataFrame:
 def partition_facts(streamed: DataFrame) -> list[PartitionFacts]:
     """The sums of `streams` per queue, ascending."""
     sums = [F.sum(name).alias(name) for name in ("messages", "bent", "carried", "keyless")]
-    edges = [edge(name).alias(name) for edge, which in ((F.min, "first"), (F.max, "last")) for name in (which, *_times(which))]
-    found = streamed.groupBy("partition", "broker_group").agg(*sums, *edges, F.count("*").alias("producers")).collect()
+    edges = [
+        edge(name).alias(name)
+        for edge, which in ((F.min, "first"), (F.max, "last"))
+        for name in (which, *_times(which))
+    ]
+    found = (
+        streamed.groupBy("partition", "broker_group")
+        .agg(*sums, *edges, F.count("*").alias("producers"))
+        .collect()
+    )
     return sorted(PartitionFacts(**row.asDict()) for row in found)
 
 
@@ -279,14 +322,24 @@ def retention(found: Iterable[PartitionFacts], routes: Routes) -> RetainedKeys:
     """The ranges that retention has deleted, derived from the stored messages."""
     at_home = _at_home(found, routes)
     cut = frozenset(each.partition for each in at_home.values() if each.first > 0)
-    missing = {number for number in routes.partitions if number not in at_home and routes.sealed_at.get(number, 0) > 0}
-    return RetainedKeys(cut, frozenset(routes.partitions[number].version for number in cut | missing))
+    missing = {
+        number
+        for number in routes.partitions
+        if number not in at_home and routes.sealed_at.get(number, 0) > 0
+    }
+    return RetainedKeys(
+        cut, frozenset(routes.partitions[number].version for number in cut | missing)
+    )
 
 
 def _at_home(found: Iterable[PartitionFacts], routes: Routes) -> dict[int, PartitionFacts]:
     """The partitions by number, on the broker groups where they belong."""
     known = [each for each in found if each.partition in routes.partitions]
-    return {each.partition: each for each in known if routes.partitions[each.partition].broker_group == each.broker_group}
+    return {
+        each.partition: each
+        for each in known
+        if routes.partitions[each.partition].broker_group == each.broker_group
+    }
 
 
 class Overtaking(NamedTuple):
@@ -319,10 +372,16 @@ def overtakings_of(found: Iterable[PartitionFacts], routes: Routes) -> Iterator[
                 yield pair
 
 
-def missing_ends(found: Iterable[PartitionFacts], queues: Iterable[SourceQueue]) -> list[tuple[PartitionFacts | None, SourceQueue]]:
+def missing_ends(
+    found: Iterable[PartitionFacts], queues: Iterable[SourceQueue]
+) -> list[tuple[PartitionFacts | None, SourceQueue]]:
     """Queues that had messages after the last one that was read."""
     by_place: Mapping[tuple[int, str], PartitionFacts] = {each.place: each for each in found}
-    pairs = [(by_place.get((queue.key.partition, queue.key.broker_group)), queue) for queue in queues if queue.end > queue.start]
+    pairs = [
+        (by_place.get((queue.key.partition, queue.key.broker_group)), queue)
+        for queue in queues
+        if queue.end > queue.start
+    ]
     return [(read, queue) for read, queue in pairs if read is None or read.last < queue.end - 1]
 
 
@@ -333,7 +392,10 @@ def violations_of(rows: DataFrame, pairs: Iterable[Overtaking]) -> DataFrame | N
         return None
     spark = rows.sparkSession
     wanted = spark.createDataFrame(
-        [(source.partition, source.last_entry, target.partition, target.first_entry) for source, target in certain],
+        [
+            (source.partition, source.last_entry, target.partition, target.first_entry)
+            for source, target in certain
+        ],
         "source int, last_entry long, target int, first_entry long",
     )
     place, at = F.struct(*NAMES, "key"), F.col("sequence")
@@ -342,18 +404,41 @@ def violations_of(rows: DataFrame, pairs: Iterable[Overtaking]) -> DataFrame | N
         .groupBy("partition", "entry")
         .agg(F.min_by(place, at).alias("opening"), F.max_by(place, at).alias("closing"))
     )
-    targets = ends.select(F.col("partition").alias("target"), F.col("entry").alias("first_entry"), F.col("opening").alias("here"))
-    sources = ends.select(F.col("partition").alias("source"), F.col("entry").alias("last_entry"), F.col("closing").alias("there"))
+    targets = ends.select(
+        F.col("partition").alias("target"),
+        F.col("entry").alias("first_entry"),
+        F.col("opening").alias("here"),
+    )
+    sources = ends.select(
+        F.col("partition").alias("source"),
+        F.col("entry").alias("last_entry"),
+        F.col("closing").alias("there"),
+    )
     found = wanted.join(targets, ["target", "first_entry"]).join(sources, ["source", "last_entry"])
-    rule = [F.lit(RULES["before_seal"].kind).alias("kind"), F.lit("before_seal").alias("rule"), F.col("here.key").alias("key")]
+    rule = [
+        F.lit(RULES["before_seal"].kind).alias("kind"),
+        F.lit("before_seal").alias("rule"),
+        F.col("here.key").alias("key"),
+    ]
     here = [F.col(f"here.{name}").alias(name) for name in NAMES]
-    return found.select(*rule, *here, *(F.col(f"there.{name}").alias(f"earlier_{name}") for name in NAMES))
+    return found.select(
+        *rule, *here, *(F.col(f"there.{name}").alias(f"earlier_{name}") for name in NAMES)
+    )
 
 
-def violations_at_ends(spark_rows: DataFrame, missing: Iterable[tuple[PartitionFacts | None, SourceQueue]]) -> DataFrame | None:
+def violations_at_ends(
+    spark_rows: DataFrame, missing: Iterable[tuple[PartitionFacts | None, SourceQueue]]
+) -> DataFrame | None:
     """A violation for each queue whose end is missing, at the first missing sequence."""
     found = [
-        ("gap", "sequence_gap", None, queue.key.partition, queue.start if read is None else read.last + 1, *[None] * 8)
+        (
+            "gap",
+            "sequence_gap",
+            None,
+            queue.key.partition,
+            queue.start if read is None else read.last + 1,
+            *[None] * 8,
+        )
         for read, queue in missing
     ]
     return spark_rows.sparkSession.createDataFrame(found, SCHEMA) if found else None
@@ -418,7 +503,9 @@ def parse_by(text: str) -> By:
         return By(kind, name)
     if kind == "json" and _FIELD.fullmatch(name):
         return By(kind, name)
-    raise InvalidArgument(f"--by {text!r} is not a source of order: write create_time, header:NAME or json:FIELD")
+    raise InvalidArgument(
+        f"--by {text!r} is not a source of order: write create_time, header:NAME or json:FIELD"
+    )
 
 
 def prepare(messages: DataFrame, routes: Routes, by: By) -> DataFrame:
@@ -458,7 +545,9 @@ def _partitions(spark: SparkSession, routes: Routes) -> DataFrame:
             "first_lp": pa.array([part.lps.first for part in parts], pa.int32()),
             "end_lp": pa.array([part.lps.end for part in parts], pa.int32()),
             "home": pa.array([part.broker_group for part in parts], pa.string()),
-            "sealed_at": pa.array([routes.sealed_at.get(part.number) for part in parts], pa.int64()),
+            "sealed_at": pa.array(
+                [routes.sealed_at.get(part.number) for part in parts], pa.int64()
+            ),
         }
     )
     return spark.createDataFrame(table)
@@ -549,7 +638,16 @@ def audit(
             found = order_rules.drop_concurrent(found, streamed).persist()
             counts = _counts(found)
         examples = _examples(found, rows) if counts else ()
-        return Findings(by, routes, facts | of_keys.facts, counts, examples, found, tuple(partitions), tuple(overtakings))
+        return Findings(
+            by,
+            routes,
+            facts | of_keys.facts,
+            counts,
+            examples,
+            found,
+            tuple(partitions),
+            tuple(overtakings),
+        )
 
 
 class _OfKeys(NamedTuple):
@@ -557,7 +655,9 @@ class _OfKeys(NamedTuple):
     facts: dict[str, int]
 
 
-def _check_keys(keyed: DataFrame, judging: Judging, keep: Callable[[DataFrame], DataFrame], *, has_carried: bool) -> _OfKeys:
+def _check_keys(
+    keyed: DataFrame, judging: Judging, keep: Callable[[DataFrame], DataFrame], *, has_carried: bool
+) -> _OfKeys:
     """Check replays, and the order of keys without them."""
     known = order_rules.with_streams(keyed, has_carried=has_carried)
     repeats = keep(order_rules.repeats(keyed))
@@ -580,7 +680,11 @@ def _union(*found: DataFrame | None) -> DataFrame:
 
 
 def _facts(partitions: Sequence[PartitionFacts], routes: Routes) -> dict[str, int]:
-    known = [routes.partitions[each.partition].version for each in partitions if each.partition in routes.partitions]
+    known = [
+        routes.partitions[each.partition].version
+        for each in partitions
+        if each.partition in routes.partitions
+    ]
     return {
         "messages": sum(each.messages for each in partitions),
         "partitions": len(partitions),
@@ -602,9 +706,17 @@ def _examples(found: DataFrame, rows: DataFrame) -> tuple[Violation, ...]:
     nth = F.row_number().over(Window.partitionBy("rule").orderBy("partition", "sequence"))
     chosen = found.withColumn("nth", nth).filter(F.col("nth") <= EXAMPLES_MAX).collect()
     chosen.sort(key=lambda row: (list(RULES).index(row["rule"]), row["nth"]))
-    pairs = {(row[f"{which}partition"], row[f"{which}sequence"]) for row in chosen for which in ("", "earlier_")}
-    wanted = rows.sparkSession.createDataFrame([pair for pair in pairs if None not in pair], "partition int, sequence long")
-    places = [_place(row) for row in rows.join(F.broadcast(wanted), ["partition", "sequence"]).collect()]
+    pairs = {
+        (row[f"{which}partition"], row[f"{which}sequence"])
+        for row in chosen
+        for which in ("", "earlier_")
+    }
+    wanted = rows.sparkSession.createDataFrame(
+        [pair for pair in pairs if None not in pair], "partition int, sequence long"
+    )
+    places = [
+        _place(row) for row in rows.join(F.broadcast(wanted), ["partition", "sequence"]).collect()
+    ]
     by_place = {(each.partition, each.sequence, each.message_id): each for each in places}
     return tuple(_violation(row, by_place) for row in chosen)
 
@@ -615,7 +727,9 @@ def _place(row: Row) -> OrderPlace:
 
 def _violation(row: Row, places: Mapping[tuple[int, int, str], OrderPlace]) -> Violation:
     key = None if row["key"] is None else bytes(row["key"])
-    earlier = places.get((row["earlier_partition"], row["earlier_sequence"], row["earlier_message_id"]))
+    earlier = places.get(
+        (row["earlier_partition"], row["earlier_sequence"], row["earlier_message_id"])
+    )
     here = places.get((row["partition"], row["sequence"], row["message_id"]))
     nowhere = OrderPlace(row["partition"], "", row["sequence"], "", "", -1, -1, 0, 0, None)
     return Violation(row["rule"], key, here or nowhere, earlier)

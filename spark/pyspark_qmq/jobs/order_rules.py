@@ -50,8 +50,12 @@ class Rule(NamedTuple):
 
 
 RULES: Final[dict[str, Rule]] = {
-    "stream_order": Rule("reorder", "a producer's messages in one partition are not in the order of their numbers"),
-    "id_order": Rule("reorder", "a message that was sent again follows one that the same producer sent later"),
+    "stream_order": Rule(
+        "reorder", "a producer's messages in one partition are not in the order of their numbers"
+    ),
+    "id_order": Rule(
+        "reorder", "a message that was sent again follows one that the same producer sent later"
+    ),
     "time_order": Rule("reorder", "a message of a key follows one that was created later"),
     "number_order": Rule("reorder", "a message of a key follows one with a higher number"),
     "stream_gap": Rule("gap", "a producer's numbers in a partition have a gap"),
@@ -59,20 +63,34 @@ RULES: Final[dict[str, Rule]] = {
     "number_gap": Rule("gap", "a key's numbers have a gap"),
     "sequence_repeat": Rule("duplicate", "a sequence occurs twice"),
     "stored_twice": Rule("duplicate", "a message is stored twice in one partition"),
-    "broken_replay": Rule("duplicate", "messages were stored again, but not all of them in order before newer ones"),
+    "broken_replay": Rule(
+        "duplicate", "messages were stored again, but not all of them in order before newer ones"
+    ),
     "number_repeat": Rule("duplicate", "two messages of a key have the same number"),
-    "behind_seal": Rule("after_seal", "a message follows the command message that closed its partition"),
-    "before_seal": Rule("after_seal", "a partition took a message before the last one of its source"),
-    "outside_range": Rule("wrong_partition", "a message's logical partition does not belong to its partition"),
-    "wrong_hash": Rule("wrong_partition", "a message's logical partition is not the one of its key"),
+    "behind_seal": Rule(
+        "after_seal", "a message follows the command message that closed its partition"
+    ),
+    "before_seal": Rule(
+        "after_seal", "a partition took a message before the last one of its source"
+    ),
+    "outside_range": Rule(
+        "wrong_partition", "a message's logical partition does not belong to its partition"
+    ),
+    "wrong_hash": Rule(
+        "wrong_partition", "a message's logical partition is not the one of its key"
+    ),
     "unknown_partition": Rule("wrong_partition", "a message is in a partition that no route has"),
-    "other_group": Rule("wrong_partition", "a message is on another broker group than its partition"),
+    "other_group": Rule(
+        "wrong_partition", "a message is on another broker group than its partition"
+    ),
     "no_key": Rule("wrong_partition", "a message has no key"),
     "no_number": Rule("unproved", "a message lacks the number that gives its sending order"),
 }
 """The rules by name, in the order of the report."""
 
-UNORDERED: Final = frozenset({"id_order", "time_order", "number_order", "stored_twice", "broken_replay"})
+UNORDERED: Final = frozenset(
+    {"id_order", "time_order", "number_order", "stored_twice", "broken_replay"}
+)
 """Rules that `best-effort` order does not guarantee; there, such findings are reported but are not violations."""
 
 _PLACE: Final = (
@@ -107,8 +125,15 @@ def nowhere() -> Column:
 
 def finding(rule: str, condition: Column, earlier: Column | None = None) -> Column:
     """A violation of `rule` by this row if `condition` is true, otherwise null."""
-    place = nowhere() if earlier is None else F.struct(*(earlier[name].alias(name) for name in NAMES))
-    return F.when(condition, F.struct(F.lit(RULES[rule].kind).alias("kind"), F.lit(rule).alias("rule"), place.alias("earlier")))
+    place = (
+        nowhere() if earlier is None else F.struct(*(earlier[name].alias(name) for name in NAMES))
+    )
+    return F.when(
+        condition,
+        F.struct(
+            F.lit(RULES[rule].kind).alias("kind"), F.lit(rule).alias("rule"), place.alias("earlier")
+        ),
+    )
 
 
 def violations(rows: DataFrame, *found: Column) -> DataFrame:
@@ -186,15 +211,26 @@ def repeats(keyed: DataFrame) -> DataFrame:
 def first_copies(keyed: DataFrame) -> DataFrame:
     """The first copy of each message."""
     same = Window.partitionBy("key", "message_id").orderBy(*POSITION)
-    return keyed.repartition("key").withColumn("copy", F.row_number().over(same)).filter("copy = 1").drop("copy")
+    return (
+        keyed.repartition("key")
+        .withColumn("copy", F.row_number().over(same))
+        .filter("copy = 1")
+        .drop("copy")
+    )
 
 
 def with_streams(keyed: DataFrame, *, has_carried: bool) -> DataFrame:
     """Add `is_known`: whether the producer in a message's id has written to the subject itself."""
     if not has_carried:
         return keyed.withColumn("is_known", F.lit(True))
-    known = keyed.filter(~F.col("is_carried")).select("sender", F.lit(True).alias("is_known")).distinct()
-    return keyed.join(known, "sender", "left").withColumn("is_known", F.coalesce("is_known", F.lit(False)))
+    known = (
+        keyed.filter(~F.col("is_carried"))
+        .select("sender", F.lit(True).alias("is_known"))
+        .distinct()
+    )
+    return keyed.join(known, "sender", "left").withColumn(
+        "is_known", F.coalesce("is_known", F.lit(False))
+    )
 
 
 def without_forgotten(firsts: DataFrame, cut: frozenset[int]) -> DataFrame:
@@ -203,8 +239,14 @@ def without_forgotten(firsts: DataFrame, cut: frozenset[int]) -> DataFrame:
     Such a message has a smaller id than the first stored message of its first producer, which is in a partition with deleted messages.
     """
     chain = Window.partitionBy("key", "sender").orderBy(*POSITION)
-    opened = firsts.repartition("key").withColumn("opening", F.first(F.struct("message_id", "partition")).over(chain))
-    is_older = F.col("is_carried") & F.col("is_known") & (F.col("message_id") < F.col("opening.message_id"))
+    opened = firsts.repartition("key").withColumn(
+        "opening", F.first(F.struct("message_id", "partition")).over(chain)
+    )
+    is_older = (
+        F.col("is_carried")
+        & F.col("is_known")
+        & (F.col("message_id") < F.col("opening.message_id"))
+    )
     return opened.filter(~(is_older & F.col("opening.partition").isin(list(cut)))).drop("opening")
 
 
@@ -215,7 +257,9 @@ def check_keys(firsts: DataFrame, judging: Judging) -> DataFrame:
     seen = (
         judged.repartition("key")
         .withColumn("before", F.lag(place).over(Window.partitionBy("key").orderBy(*POSITION)))
-        .withColumn("mine", F.lag(place).over(Window.partitionBy("key", "sender").orderBy(*POSITION)))
+        .withColumn(
+            "mine", F.lag(place).over(Window.partitionBy("key", "sender").orderBy(*POSITION))
+        )
     )
     before, mine = F.col("before"), F.col("mine")
     is_sent_again = (F.col("is_carried") | mine["is_carried"]) & F.col("is_known")
@@ -232,8 +276,12 @@ def _by_number(before: Column, judging: Judging) -> list[Column]:
     ]
     if not judging.is_dense:
         return found
-    versions = F.array(*(F.lit(version) for version in sorted(judging.retention.versions))).cast("array<bigint>")
-    is_gone = F.exists(versions, lambda version: (version > before["version"]) & (version <= F.col("version")))
+    versions = F.array(*(F.lit(version) for version in sorted(judging.retention.versions))).cast(
+        "array<bigint>"
+    )
+    is_gone = F.exists(
+        versions, lambda version: (version > before["version"]) & (version <= F.col("version"))
+    )
     is_gap = number > F.try_add(before["number"], F.lit(1))
     return [*found, finding("number_gap", is_gap & ~is_gone, before)]
 
@@ -252,15 +300,21 @@ def drop_concurrent(found: DataFrame, streams: DataFrame) -> DataFrame:
     """Remove comparisons of two producers that are certainly two clients: in one partition, each began before the other ended."""
     first, last = F.min("first").alias("first"), F.max("last").alias("last")
     bounds = streams.groupBy("partition", "producer_id").agg(first, last)
-    mine = bounds.select("partition", "producer_id", F.col("first").alias("my_first"), F.col("last").alias("my_last"))
+    mine = bounds.select(
+        "partition", "producer_id", F.col("first").alias("my_first"), F.col("last").alias("my_last")
+    )
     other = bounds.select(
         F.col("partition").alias("earlier_partition"),
         F.col("producer_id").alias("earlier_producer_id"),
         F.col("first").alias("other_first"),
         F.col("last").alias("other_last"),
     )
-    is_one_partition = (F.col("rule") == "time_order") & (F.col("partition") == F.col("earlier_partition"))
+    is_one_partition = (F.col("rule") == "time_order") & (
+        F.col("partition") == F.col("earlier_partition")
+    )
     is_pair = is_one_partition & (F.col("producer_id") != F.col("earlier_producer_id"))
     overlaps = (F.col("my_first") < F.col("other_last")) & (F.col("other_first") < F.col("my_last"))
-    joined = found.join(mine, ["partition", "producer_id"], "left").join(other, ["earlier_partition", "earlier_producer_id"], "left")
+    joined = found.join(mine, ["partition", "producer_id"], "left").join(
+        other, ["earlier_partition", "earlier_producer_id"], "left"
+    )
     return joined.filter(~F.coalesce(is_pair & overlaps, F.lit(False))).select(*found.columns)

@@ -47,7 +47,9 @@ class Plot:
 
     def __post_init__(self) -> None:
         expected = max(len(self.x) - 1, 0) if self.kind == "histogram" else len(self.x)
-        assert all(len(each) == expected for each in self.series.values()), f"plot {self.title!r}: series and x do not fit"
+        assert all(len(each) == expected for each in self.series.values()), (
+            f"plot {self.title!r}: series and x do not fit"
+        )
 
     @property
     def has_values(self) -> bool:
@@ -75,7 +77,9 @@ class ReportTable:
 
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.name), f"{self.name!r} is not a valid file name"
-        assert all(len(row) == len(self.columns) for row in self.rows), f"table {self.name}: rows and columns do not fit"
+        assert all(len(row) == len(self.columns) for row in self.rows), (
+            f"table {self.name}: rows and columns do not fit"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,11 @@ def cell(value: object) -> str:
     if isinstance(found, int):
         return f"{found:,}"
     if isinstance(found, float):
-        return f"{found:,.3f}".rstrip("0").rstrip(".") if abs(found) >= 0.001 or found == 0 else f"{found:.3g}"
+        return (
+            f"{found:,.3f}".rstrip("0").rstrip(".")
+            if abs(found) >= 0.001 or found == 0
+            else f"{found:.3g}"
+        )
     if isinstance(found, list) and all(isinstance(each, str) for each in found):
         return ", ".join(found)
     return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
@@ -162,7 +170,13 @@ def summary(report: Report) -> dict[str, Any]:
         "is_clean": report.is_clean,
         "facts": plain(report.facts),
         "tables": [
-            {"name": each.name, "title": each.title, "columns": list(each.columns), "rows": plain(each.rows)} for each in report.tables
+            {
+                "name": each.name,
+                "title": each.title,
+                "columns": list(each.columns),
+                "rows": plain(each.rows),
+            }
+            for each in report.tables
         ],
         "counterexample": report.counterexample,
         "details": list(report.details),
@@ -178,15 +192,27 @@ def write(report: Report, folder: Path, made: Made) -> Path:
     for table in report.tables:
         if table.name not in report.details:
             _write_table(table, folder / f"{table.name}.parquet")
-    whole = {"made": plain(made.time), "command": made.command, **summary(report), "plots": [_plot_summary(each) for each in report.plots]}
-    (folder / f"{report.job}.json").write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    whole = {
+        "made": plain(made.time),
+        "command": made.command,
+        **summary(report),
+        "plots": [_plot_summary(each) for each in report.plots],
+    }
+    (folder / f"{report.job}.json").write_text(
+        json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    )
     page = folder / f"{report.job}.html"
     page.write_text(html(report, made))
     return page
 
 
 def _plot_summary(plot: Plot) -> dict[str, Any]:
-    labels = {"title": plot.title, "kind": plot.kind, "x_label": plot.x_label, "y_label": plot.y_label}
+    labels = {
+        "title": plot.title,
+        "kind": plot.kind,
+        "x_label": plot.x_label,
+        "y_label": plot.y_label,
+    }
     return {**labels, "x": plain(plot.x), "series": plain(plot.series)}
 
 
@@ -206,7 +232,9 @@ def _array(values: list[object]) -> Any:
         found = pa.array([plain(value) for value in values] if is_mixed else values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
         found = pa.array([None if value is None else cell(value) for value in values], pa.string())
-    return found.cast(pa.string()) if pa.types.is_null(found.type) else found  # Spark cannot read a column without a type.
+    return (
+        found.cast(pa.string()) if pa.types.is_null(found.type) else found
+    )  # Spark cannot read a column without a type.
 
 
 def html(report: Report, made: Made) -> str:
@@ -214,12 +242,27 @@ def html(report: Report, made: Made) -> str:
     import jinja2
 
     loader = jinja2.PackageLoader("pyspark_qmq.jobs", ".")
-    world = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    world = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     world.filters["cell"] = cell
-    world.tests["figure"] = lambda value: isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-    pictures = [(each.title, svg(each, salt=f"{report.job}{place}") if each.has_values else "") for place, each in enumerate(report.plots)]
+    world.tests["figure"] = lambda value: (
+        isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    )
+    pictures = [
+        (each.title, svg(each, salt=f"{report.job}{place}") if each.has_values else "")
+        for place, each in enumerate(report.plots)
+    ]
     page = world.get_template("report.html.j2").render(
-        report=report, made=made, pictures=pictures, rows_max=PAGE_ROWS_MAX, title=report.job.replace("_", " ")
+        report=report,
+        made=made,
+        pictures=pictures,
+        rows_max=PAGE_ROWS_MAX,
+        title=report.job.replace("_", " "),
     )
     return str(page)
 
@@ -244,21 +287,43 @@ def _visible(shown: str) -> str:
 
 
 def _table_lines(table: ReportTable) -> list[str]:
-    shown = [[cell(value).replace("\n", " ") for value in row] for row in table.rows[:TEXT_ROWS_MAX]]
-    is_right = [all(isinstance(row[place], int | float | None) for row in table.rows) for place in range(len(table.columns))]
+    shown = [
+        [cell(value).replace("\n", " ") for value in row] for row in table.rows[:TEXT_ROWS_MAX]
+    ]
+    is_right = [
+        all(isinstance(row[place], int | float | None) for row in table.rows)
+        for place in range(len(table.columns))
+    ]
     widths = [max(map(len, column)) for column in zip_longest(table.columns, *shown, fillvalue="")]
 
     def line(cells: Sequence[str]) -> str:
-        padded = [each.rjust(width) if right else each.ljust(width) for each, width, right in zip(cells, widths, is_right, strict=True)]
+        padded = [
+            each.rjust(width) if right else each.ljust(width)
+            for each, width, right in zip(cells, widths, is_right, strict=True)
+        ]
         return "  " + "  ".join(padded).rstrip()
 
-    lines = [table.title, line(table.columns), "  " + "  ".join("─" * width for width in widths), *map(line, shown)]
+    lines = [
+        table.title,
+        line(table.columns),
+        "  " + "  ".join("─" * width for width in widths),
+        *map(line, shown),
+    ]
     if len(table.rows) > len(shown):
         lines.append(f"  … and {len(table.rows) - len(shown):,} more")
     return lines
 
 
-COLOURS: Final = ("#2563a8", "#d97706", "#3f8f5f", "#9a4f96", "#c2413a", "#64748b", "#0e8a96", "#a3833b")
+COLOURS: Final = (
+    "#2563a8",
+    "#d97706",
+    "#3f8f5f",
+    "#9a4f96",
+    "#c2413a",
+    "#64748b",
+    "#0e8a96",
+    "#a3833b",
+)
 INK: Final = "#3b4450"
 GRID: Final = "#e3e6ea"
 SERIES_MAX: Final = 8
@@ -297,12 +362,16 @@ def svg(plot: Plot, *, salt: str) -> str:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about letters that the measuring font lacks: the browser has others
+        warnings.simplefilter(
+            "ignore"
+        )  # about letters that the measuring font lacks: the browser has others
         figure = Figure(figsize=(7.6, 3.2), layout="constrained")
         FigureCanvasSVG(figure)
         _draw(figure.add_subplot(), plot)
         file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            file, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
     return _embedded(file.getvalue())
 
 
@@ -310,12 +379,19 @@ def _embedded(document: str) -> str:
     """Remove the prologue, the fixed size, and unused ids of groups, which are the same in every plot."""
     found = document[document.index("<svg") :]
     found = re.sub(r'<g id="[^"]*"', "<g", found)
-    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r'\1 role="img"', re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", found, count=1), count=1)
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*"',
+        r'\1 role="img"',
+        re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", found, count=1),
+        count=1,
+    )
 
 
 def _draw(axes: Axes, plot: Plot) -> None:
     shown = list(plot.series.items())[:SERIES_MAX]
-    {"bar": _bars, "line": _lines, "histogram": _bins, "cdf": _shares}[plot.kind](axes, plot.x, shown)
+    {"bar": _bars, "line": _lines, "histogram": _bins, "cdf": _shares}[plot.kind](
+        axes, plot.x, shown
+    )
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
     if plot.log_x and plot.kind != "bar":
@@ -335,9 +411,15 @@ def _write_numbers_out(axes: Axes, plot: Plot) -> None:
         return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
 
     axes.yaxis.set_major_formatter(FuncFormatter(figure))
-    if not plot.log_y and plot.kind != "cdf" and all(float(each).is_integer() for values in plot.series.values() for each in values):
+    if (
+        not plot.log_y
+        and plot.kind != "cdf"
+        and all(float(each).is_integer() for values in plot.series.values() for each in values)
+    ):
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    if plot.kind in ("histogram", "cdf") or (plot.kind == "line" and isinstance(plot.x[0], int | float)):
+    if plot.kind in ("histogram", "cdf") or (
+        plot.kind == "line" and isinstance(plot.x[0], int | float)
+    ):
         axes.xaxis.set_major_formatter(FuncFormatter(figure))
 
 
@@ -349,19 +431,38 @@ def _bars(axes: Axes, x: Sequence[Any], shown: list[tuple[str, Sequence[float]]]
     step = -(-len(x) // NAMES_MAX)
     names = [_label(str(each)) for each in x]
     is_long = sum(map(len, names[::step])) > 90
-    axes.set_xticks(range(0, len(x), step), names[::step], rotation=30 if is_long else 0, ha="right" if is_long else "center")
+    axes.set_xticks(
+        range(0, len(x), step),
+        names[::step],
+        rotation=30 if is_long else 0,
+        ha="right" if is_long else "center",
+    )
     axes.grid(False, axis="x")
     axes.set_ylim(bottom=min(0.0, *(float(each) for _, values in shown for each in values)))
 
 
 def _lines(axes: Axes, x: Sequence[Any], shown: list[tuple[str, Sequence[float]]]) -> None:
     for place, (_, values) in enumerate(shown):
-        axes.plot(list(x), list(values), color=COLOURS[place], linewidth=1.6, marker="o" if len(x) < 30 else None, markersize=3)
+        axes.plot(
+            list(x),
+            list(values),
+            color=COLOURS[place],
+            linewidth=1.6,
+            marker="o" if len(x) < 30 else None,
+            markersize=3,
+        )
 
 
 def _bins(axes: Axes, x: Sequence[Any], shown: list[tuple[str, Sequence[float]]]) -> None:
     for place, (_, values) in enumerate(shown):
-        axes.stairs(list(values), list(x), color=COLOURS[place], fill=len(shown) == 1, linewidth=1.4, alpha=0.9)
+        axes.stairs(
+            list(values),
+            list(x),
+            color=COLOURS[place],
+            fill=len(shown) == 1,
+            linewidth=1.4,
+            alpha=0.9,
+        )
 
 
 def _shares(axes: Axes, x: Sequence[Any], shown: list[tuple[str, Sequence[float]]]) -> None:

@@ -53,14 +53,18 @@ def _away(cause: Exception) -> CatalogAway:
 
 def is_away(cause: Exception) -> bool:
     """Whether an error means that the catalog's server or database does not answer, rather than that a request is invalid."""
-    if isinstance(cause, (ServerError, ServiceUnavailableError, TooManyRequestsError, NoConnection, Timeout)):
+    if isinstance(
+        cause, (ServerError, ServiceUnavailableError, TooManyRequestsError, NoConnection, Timeout)
+    ):
         return True
     try:
         from sqlalchemy import exc
     except ImportError:  # PyIceberg needs SQLAlchemy only for SQL catalogs
         return False
     is_lost = isinstance(cause, exc.DBAPIError) and cause.connection_invalidated
-    return is_lost or isinstance(cause, (exc.OperationalError, exc.InterfaceError, exc.TimeoutError))
+    return is_lost or isinstance(
+        cause, (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
+    )
 
 
 def _is_refused(cause: Exception) -> bool:
@@ -78,7 +82,9 @@ def open_catalog(name: str, uri: str, warehouse: str, properties: Iterable[str] 
         given["type"] = "rest" if urlparse(uri).scheme in ("http", "https") else "sql"
     try:
         return load_catalog(name, **{key: value for key, value in given.items() if value})
-    except Exception as cause:  # PyIceberg and its catalogs raise errors of every library below them
+    except (
+        Exception
+    ) as cause:  # PyIceberg and its catalogs raise errors of every library below them
         if is_away(cause) and not _is_refused(cause):
             raise _away(cause) from cause
         raise InvalidArgument(
@@ -113,14 +119,20 @@ COLUMNS: Final = (
 
 _NULLABLE: Final = frozenset({"route_version", "logical_partition", "key"})
 
-SCHEMA: Final = pa.schema([pa.field(name, TYPES[name], nullable=name in _NULLABLE) for name in COLUMNS])
+SCHEMA: Final = pa.schema(
+    [pa.field(name, TYPES[name], nullable=name in _NULLABLE) for name in COLUMNS]
+)
 """The exact schema of the files."""
 
 VALUE: Final = "value"
 """The column of a typed table that has the decoded body."""
 
 REJECTED_SCHEMA: Final = pa.schema(
-    [*SCHEMA, pa.field("reason", pa.string(), nullable=False), pa.field("schema_version", pa.int32(), nullable=False)]
+    [
+        *SCHEMA,
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("schema_version", pa.int32(), nullable=False),
+    ]
 )
 """The schema of the files with messages that do not fit their subject's schema."""
 

@@ -24,7 +24,15 @@ from pyspark_qmq.lake.catalog import SCHEMA, WITHOUT_BOUNDS, DataFolder
 
 ROW_GROUP_BYTES: Final = 32 << 20
 _DAY_US: Final = 86_400_000_000
-_DICTIONARY: Final = ["partition", "broker_group", "route_version", "logical_partition", "key", "tags.list.element", "epoch"]
+_DICTIONARY: Final = [
+    "partition",
+    "broker_group",
+    "route_version",
+    "logical_partition",
+    "key",
+    "tags.list.element",
+    "epoch",
+]
 _WITHOUT_STATISTICS: Final = frozenset(name.split(".")[0] for name in WITHOUT_BOUNDS)
 
 
@@ -70,12 +78,19 @@ class DayFiles:
         self._folder = folder
         self._name = name
         self._schema = schema
-        self._statistics = [path for each in schema if each.name not in _WITHOUT_STATISTICS for path in _leaves(each)]
+        self._statistics = [
+            path
+            for each in schema
+            if each.name not in _WITHOUT_STATISTICS
+            for path in _leaves(each)
+        ]
         self._open: dict[int, _OpenFile] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows with the columns of the schema. Raises OSError."""
-        batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)  # readers of the log declare every column nullable
+        batch = pa.RecordBatch.from_arrays(
+            batch.columns, schema=self._schema
+        )  # readers of the log declare every column nullable
         days = np.asarray(batch.column("append_time").cast(pa.int64())) // _DAY_US
         first, last = int(days.min()), int(days.max())
         if first == last:

@@ -33,7 +33,9 @@ def reading_file(storage: FileIO, location: str) -> Iterator[None]:
             "DataFrame again, and keep snapshots longer than a read takes (qmq lake expire --keep)"
         ) from cause
     except Exception as cause:
-        if _is_foreign(cause) or (isinstance(cause, OSError) and not _gives_bytes(storage, location)):
+        if _is_foreign(cause) or (
+            isinstance(cause, OSError) and not _gives_bytes(storage, location)
+        ):
             raise
         raise _damaged(location, "the lake's snapshot", cause) from cause
 
@@ -44,7 +46,9 @@ def reading_table(table: Table) -> Iterator[None]:
     try:
         yield
     except Exception as cause:
-        if _is_foreign(cause) or (isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)):
+        if _is_foreign(cause) or (
+            isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+        ):
             raise
         raise _damaged(_unreadable(table), f"table {'.'.join(table.name()[-2:])}", cause) from cause
 
@@ -55,20 +59,28 @@ def reading_metadata(name: str, location: str) -> Iterator[None]:
     try:
         yield
     except Exception as cause:
-        if _is_foreign(cause) or (isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)):
+        if _is_foreign(cause) or (
+            isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+        ):
             raise
-        raise _damaged(location or f"the metadata file of table {name}", "the catalog", cause) from cause
+        raise _damaged(
+            location or f"the metadata file of table {name}", "the catalog", cause
+        ) from cause
 
 
 def _is_foreign(cause: Exception) -> bool:
     """Whether the error says nothing about a file's bytes."""
-    is_answer = type(cause).__module__ == "pyiceberg.exceptions" and not isinstance(cause, ValidationError)
+    is_answer = type(cause).__module__ == "pyiceberg.exceptions" and not isinstance(
+        cause, ValidationError
+    )
     return isinstance(cause, (QmqError, MemoryError)) or is_answer or is_away(cause)
 
 
 def _damaged(location: str, owner: str, cause: Exception) -> LogDamaged:
     first = (str(cause).strip().splitlines() or [""])[0][:_CAUSE_CHARS]
-    return LogDamaged(f"{location} cannot be read ({type(cause).__name__}: {first}), but {owner} names it: restore it from a copy")
+    return LogDamaged(
+        f"{location} cannot be read ({type(cause).__name__}: {first}), but {owner} names it: restore it from a copy"
+    )
 
 
 def _gives_bytes(storage: FileIO, location: str) -> bool:
@@ -99,14 +111,18 @@ def require_size(stream: InputStream, location: str, size_bytes: int) -> None:
     """Raises LogDamaged if an open file has another size than the table's manifest says; 0 if that is not known."""
     found = stream.seek(0, os.SEEK_END)
     if size_bytes and found != size_bytes:
-        raise LogDamaged(f"{location} cannot be read (it has {found:,} bytes, and its table says {size_bytes:,}): restore it from a copy")
+        raise LogDamaged(
+            f"{location} cannot be read (it has {found:,} bytes, and its table says {size_bytes:,}): restore it from a copy"
+        )
     stream.seek(0)
 
 
 def require_within(folders: Sequence[str], location: str, owner: str) -> None:
     """Raises LogDamaged if a file that `owner` names is in none of its folders: it is another table's, or none of the lake."""
     if not any(_path(location).startswith(f"{_path(each)}/") for each in folders):
-        raise LogDamaged(f"{owner} names {location}, which is not in its folder {folders[0]}: restore the table's metadata from a copy")
+        raise LogDamaged(
+            f"{owner} names {location}, which is not in its folder {folders[0]}: restore the table's metadata from a copy"
+        )
 
 
 def _path(location: str) -> str:

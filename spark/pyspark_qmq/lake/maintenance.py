@@ -79,9 +79,16 @@ def _groups(days: dict[date, list[DataFile]], today: date) -> list[FileGroup]:
         if day >= today:
             continue
         group: list[DataFile] = []
-        small = sorted((each for each in days[day] if each.file_size_in_bytes < SMALL_BYTES), key=lambda each: each.file_path)
+        small = sorted(
+            (each for each in days[day] if each.file_size_in_bytes < SMALL_BYTES),
+            key=lambda each: each.file_path,
+        )
         for file in small:
-            if group and sum(each.file_size_in_bytes for each in group) + file.file_size_in_bytes > STEP_BYTES:
+            if (
+                group
+                and sum(each.file_size_in_bytes for each in group) + file.file_size_in_bytes
+                > STEP_BYTES
+            ):
                 found.append(FileGroup(day, group))
                 group = []
             group.append(file)
@@ -93,13 +100,17 @@ def _rewrite(table: LakeTable, step: FileGroup) -> int:
     schema = file_schema(table)
     rows = _read(table.iceberg, step.files, schema)
     if rows.num_rows != sum(each.record_count for each in step.files):
-        raise LogDamaged(f"files of {step.day} hold {rows.num_rows} rows, and the table says {sum(f.record_count for f in step.files)}")
+        raise LogDamaged(
+            f"files of {step.day} hold {rows.num_rows} rows, and the table says {sum(f.record_count for f in step.files)}"
+        )
     files = DayFiles(table.folder, f"compacted-{uuid.uuid4().hex}", schema)
     for batch in rows.sort_by([(name, "ascending") for name in ORDER]).to_batches():
         files.write(batch)
     made = files.close()
     if sum(each.rows for each in made) != rows.num_rows or len(made) != 1:
-        raise LogDamaged(f"{step.day}: {rows.num_rows} rows became {made}: the files hold another day's rows")
+        raise LogDamaged(
+            f"{step.day}: {rows.num_rows} rows became {made}: the files hold another day's rows"
+        )
     for _ in range(_TRIES):
         if _replace(table, step.files, [each.location for each in made]):
             return sum(each.rows for each in made)
@@ -108,7 +119,9 @@ def _rewrite(table: LakeTable, step: FileGroup) -> int:
         if not held.issuperset(each.file_path for each in step.files):
             break
     table.delete(each.location for each in made)
-    raise Overloaded(f"files of {step.day} were replaced by another process, or concurrent writers blocked the compaction: start it again")
+    raise Overloaded(
+        f"files of {step.day} were replaced by another process, or concurrent writers blocked the compaction: start it again"
+    )
 
 
 def file_schema(table: LakeTable) -> pa.Schema:
@@ -122,7 +135,10 @@ def _read(table: Table, files: Sequence[DataFile], schema: pa.Schema) -> pa.Tabl
     """The rows of the files, with the current columns even if a file was written before columns were added or widened."""
     found = []
     for each in files:
-        with reading_file(table.io, each.file_path), table.io.new_input(each.file_path).open() as stream:
+        with (
+            reading_file(table.io, each.file_path),
+            table.io.new_input(each.file_path).open() as stream,
+        ):
             require_size(stream, each.file_path, each.file_size_in_bytes)
             found.append(conformed(pq.read_table(stream), schema))
     return pa.concat_tables(found)
@@ -132,10 +148,16 @@ def _replace(table: LakeTable, old: Iterable[DataFile], new: list[str]) -> bool:
     """Replace the files in one commit. Returns False if another writer committed first."""
     told = {PROPERTY: encode_positions(table.subject, table.positions())}
     try:
-        with reading_table(table.iceberg), table.iceberg.transaction() as change, change.update_snapshot(told).overwrite() as files:
+        with (
+            reading_table(table.iceberg),
+            table.iceberg.transaction() as change,
+            change.update_snapshot(told).overwrite() as files,
+        ):
             for each in old:
                 files.delete_data_file(each)
-            for made in parquet_files_to_data_files(table.iceberg.io, table.iceberg.metadata, iter(new)):
+            for made in parquet_files_to_data_files(
+                table.iceberg.io, table.iceberg.metadata, iter(new)
+            ):
                 files.append_data_file(made)
     except CommitFailedException:
         return False
@@ -189,7 +211,9 @@ def _listed(table: Table, folder: str) -> Iterator[tuple[str, datetime]]:
     root = f"{table.location().rstrip('/')}/{folder}"
     scheme, netloc, path = PyArrowFileIO.parse_location(root)
     if not isinstance(table.io, PyArrowFileIO):
-        raise InvalidArgument(f"expiry lists files by pyarrow, not by {type(table.io).__name__}: leave out the property py-io-impl")
+        raise InvalidArgument(
+            f"expiry lists files by pyarrow, not by {type(table.io).__name__}: leave out the property py-io-impl"
+        )
 
     selector = pafs.FileSelector(path, recursive=True, allow_not_found=True)
     for info in table.io.fs_by_scheme(scheme, netloc).get_file_info(selector):
@@ -206,6 +230,11 @@ def totals(table: LakeTable) -> list[tuple[str, int, int, int]]:
     """Day, files, rows and bytes of the current snapshot."""
     found = _files_of_days(table)
     return [
-        (day.isoformat(), len(files), sum(each.record_count for each in files), sum(each.file_size_in_bytes for each in files))
+        (
+            day.isoformat(),
+            len(files),
+            sum(each.record_count for each in files),
+            sum(each.file_size_in_bytes for each in files),
+        )
         for day, files in sorted(found.items())
     ]

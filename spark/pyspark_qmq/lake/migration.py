@@ -62,12 +62,16 @@ def read_manifests(folder: Path) -> OldArchive:
     """Raises InvalidArgument if there is no archive, or one of selected messages; LogDamaged."""
     own = folder / "_qmq"
     if not (own / "manifests").is_dir():
-        raise InvalidArgument(f"there is no archive at {folder}: give the folder that has _qmq/manifests")
+        raise InvalidArgument(
+            f"there is no archive at {folder}: give the folder that has _qmq/manifests"
+        )
     found = OldArchive()
     paths = sorted((own / "manifests").glob("[0-9]*.json"))
     for number, path in enumerate(paths, 1):
         if whole_number(path.stem) != number:
-            raise LogDamaged(f"the archive's manifest {number} is missing, but {path.name} exists: restore it from a copy")
+            raise LogDamaged(
+                f"the archive's manifest {number} is missing, but {path.name} exists: restore it from a copy"
+            )
         _apply(found, path)
     marker = own / "archive.json"
     selection = _selection(marker) if marker.exists() else {}
@@ -82,20 +86,28 @@ def _selection(marker: Path) -> Any:
     try:
         return parse_json(marker.read_bytes())["selection"]
     except (ValueError, KeyError, TypeError) as cause:
-        raise LogDamaged(f"{marker.name} of the archive cannot be read ({cause!r}): restore it from a copy") from cause
+        raise LogDamaged(
+            f"{marker.name} of the archive cannot be read ({cause!r}): restore it from a copy"
+        ) from cause
 
 
 def _apply(archive: OldArchive, path: Path) -> None:
     try:
         change: Any = parse_json(path.read_bytes())
-        if change["kind"] != "sweep":  # a sweep deletes files that an earlier compaction removed from the archive
+        if (
+            change["kind"] != "sweep"
+        ):  # a sweep deletes files that an earlier compaction removed from the archive
             for each in change["gone"]:
                 del archive.files[each]
-        archive.files.update({each["path"]: OldFile(each["path"], each["rows"]) for each in change["files"]})
+        archive.files.update(
+            {each["path"]: OldFile(each["path"], each["rows"]) for each in change["files"]}
+        )
         for key, at in offsets.of_json(change["to"]).items():
             archive.reached[key] = max(at, archive.reached.get(key, 0))
     except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument) as cause:
-        raise LogDamaged(f"the archive's manifest {path.name} cannot be read ({cause!r}): restore it from a copy") from cause
+        raise LogDamaged(
+            f"the archive's manifest {path.name} cannot be read ({cause!r}): restore it from a copy"
+        ) from cause
 
 
 def migrate(folder: Path, catalog: Catalog, namespace: str) -> Iterator[MigratedSubject]:
@@ -115,11 +127,20 @@ def migrate(folder: Path, catalog: Catalog, namespace: str) -> Iterator[Migrated
             raise InvalidArgument(
                 f"subject {subject!r} has messages in {namespace} already: migrate before `follow`, or give another --namespace"
             )
-        files = sorted((each for each in archive.files.values() if each.subject == subject), key=lambda each: (each.day, each.path))
-        made = [new for _, day in groupby(files, lambda each: each.day) for new in _copied(folder, list(day), table)]
+        files = sorted(
+            (each for each in archive.files.values() if each.subject == subject),
+            key=lambda each: (each.day, each.path),
+        )
+        made = [
+            new
+            for _, day in groupby(files, lambda each: each.day)
+            for new in _copied(folder, list(day), table)
+        ]
         reached = {key: at for key, at in archive.reached.items() if key.subject == subject}
         if not table.commit([each.location for each in made], reached, {MIGRATED: origin}):
-            raise Overloaded(f"another process wrote the table of {subject!r} meanwhile: start the migration again")
+            raise Overloaded(
+                f"another process wrote the table of {subject!r} meanwhile: start the migration again"
+            )
         yield MigratedSubject(subject, len(made), sum(each.rows for each in made))
 
 
@@ -132,7 +153,9 @@ def _copied(folder: Path, day: list[OldFile], table: LakeTable) -> list[DayFile]
                 rows += batch.num_rows
                 files.write(_converted(batch))
             if rows != each.rows:
-                raise LogDamaged(f"{each.path} has {rows} rows, and its manifest says {each.rows}: restore it from a copy")
+                raise LogDamaged(
+                    f"{each.path} has {rows} rows, and its manifest says {each.rows}: restore it from a copy"
+                )
         return files.close()
     finally:
         files.abandon()
@@ -142,11 +165,15 @@ def _opened(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path)
     except (OSError, pa.ArrowInvalid) as cause:
-        raise LogDamaged(f"{path} cannot be read ({cause}), but the archive's manifests name it: restore it from a copy") from cause
+        raise LogDamaged(
+            f"{path} cannot be read ({cause}), but the archive's manifests name it: restore it from a copy"
+        ) from cause
 
 
 def _converted(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Convert the old columns to the table's order and types. An archive had no logical partitions, so the column is null."""
     held = {name: batch.column(name) for name in batch.schema.names}
     held["logical_partition"] = pa.nulls(batch.num_rows)
-    return pa.RecordBatch.from_arrays([held[each.name].cast(each.type) for each in SCHEMA], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [held[each.name].cast(each.type) for each in SCHEMA], schema=SCHEMA
+    )

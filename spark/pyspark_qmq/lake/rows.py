@@ -55,13 +55,25 @@ def conformed_array(held: pa.Array, kind: pa.DataType) -> pa.Array:
         return held
     if pa.types.is_struct(kind):
         parts = dict(zip((each.name for each in held.type), held.flatten(), strict=True))
-        arrays = [conformed_array(parts[each.name], each.type) if each.name in parts else pa.nulls(len(held), each.type) for each in kind]
+        arrays = [
+            conformed_array(parts[each.name], each.type)
+            if each.name in parts
+            else pa.nulls(len(held), each.type)
+            for each in kind
+        ]
         return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=held.is_null())
     if pa.types.is_list(kind):
-        return pa.ListArray.from_arrays(held.offsets, conformed_array(held.values, kind.value_type), type=kind, mask=held.is_null())
+        return pa.ListArray.from_arrays(
+            held.offsets,
+            conformed_array(held.values, kind.value_type),
+            type=kind,
+            mask=held.is_null(),
+        )
     if pa.types.is_map(kind):
         items = conformed_array(held.items, kind.item_type)
-        return pa.MapArray.from_arrays(held.offsets, held.keys.cast(kind.key_type), items, type=kind, mask=held.is_null())
+        return pa.MapArray.from_arrays(
+            held.offsets, held.keys.cast(kind.key_type), items, type=kind, mask=held.is_null()
+        )
     return held.cast(kind)
 
 
@@ -122,7 +134,9 @@ def lake_tasks(
 ) -> list[LakeTask]:
     """The tasks for these ranges of a subject. Files are read in the order of their sequences."""
     chosen = sorted(files, key=lambda each: (each.sequences, each.location))
-    bytes_max = max(min(plan.piece_bytes_max, sum(each.size_bytes for each in chosen) // plan.pieces_min + 1), 1)
+    bytes_max = max(
+        min(plan.piece_bytes_max, sum(each.size_bytes for each in chosen) // plan.pieces_min + 1), 1
+    )
     routes = topology.routes.get(subject)
     found: list[LakeTask] = []
     for lot in _lots(wanted):
@@ -130,7 +144,9 @@ def lake_tasks(
         partition = routes.partitions.get(number) if routes is not None else None
         version = partition.version if partition is not None else None
         packed = _packed([each for each in chosen if _may_have(each, lot)], number > 0, bytes_max)
-        found += [LakeTask(subject, tuple(parts), tuple(lot), version, times, storage) for parts in packed]
+        found += [
+            LakeTask(subject, tuple(parts), tuple(lot), version, times, storage) for parts in packed
+        ]
     return found
 
 
@@ -144,14 +160,19 @@ def _lots(wanted: Iterable[PlannedRange]) -> list[list[PlannedRange]]:
 
 def _may_have(file: LakeFile, lot: Iterable[PlannedRange]) -> bool:
     (lowest, highest), (first, last) = file.partitions, file.sequences
-    return any(lowest <= each.queue.partition <= highest and first < each.end and each.first <= last for each in lot)
+    return any(
+        lowest <= each.queue.partition <= highest and first < each.end and each.first <= last
+        for each in lot
+    )
 
 
 def _packed(files: Iterable[LakeFile], is_ordered: bool, bytes_max: int) -> list[list[FilePart]]:
     packed: list[list[FilePart]] = []
     room = 0.0
     for file in files:
-        share = file.partitions[1] - file.partitions[0] + 1 if is_ordered else 1  # the other partitions' rows are mostly passed over
+        share = (
+            file.partitions[1] - file.partitions[0] + 1 if is_ordered else 1
+        )  # the other partitions' rows are mostly passed over
         for part, size in _parts(file, bytes_max * share):
             if not packed or size / share > room:
                 packed.append([])
@@ -164,22 +185,35 @@ def _packed(files: Iterable[LakeFile], is_ordered: bool, bytes_max: int) -> list
 def _parts(file: LakeFile, bytes_max: float) -> Sequence[tuple[FilePart, float]]:
     count = max(min(ceil(file.size_bytes / bytes_max), file.row_groups), 1)
     marks = [*(file.row_groups * each // count for each in range(count)), _TO_THE_LAST]
-    return [(FilePart(file.location, a, b, file.size_bytes), file.size_bytes / count) for a, b in pairwise(marks)]
+    return [
+        (FilePart(file.location, a, b, file.size_bytes), file.size_bytes / count)
+        for a, b in pairwise(marks)
+    ]
 
 
 _FORMAT: Final = ds.ParquetFileFormat()
 _SUBJECT: Final = "subject"
 
 
-def read_lake_task(task: LakeTask, schema: pa.Schema, selection: ReadSelection) -> Iterator[pa.RecordBatch]:
+def read_lake_task(
+    task: LakeTask, schema: pa.Schema, selection: ReadSelection
+) -> Iterator[pa.RecordBatch]:
     """The record batches of one task. Raises MessagesExpired if a file is gone, LogDamaged, OSError."""
     return shaped(_record_batches(task, schema, selection))
 
 
-def _record_batches(task: LakeTask, schema: pa.Schema, selection: ReadSelection) -> Iterator[pa.RecordBatch]:
+def _record_batches(
+    task: LakeTask, schema: pa.Schema, selection: ReadSelection
+) -> Iterator[pa.RecordBatch]:
     names = [each for each in schema.names if each != _SUBJECT]
     columns = list(
-        dict.fromkeys([*names, *(["tags"] if selection.tags_any or selection.tags_all else []), *([] if names else ["sequence"])])
+        dict.fromkeys(
+            [
+                *names,
+                *(["tags"] if selection.tags_any or selection.tags_all else []),
+                *([] if names else ["sequence"]),
+            ]
+        )
     )
     condition = _condition(task, selection)
     for part in task.parts:
@@ -193,13 +227,22 @@ def _record_batches(task: LakeTask, schema: pa.Schema, selection: ReadSelection)
                     yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _rows(storage: FileIO, part: FilePart, columns: list[str], condition: ds.Expression) -> Iterator[pa.RecordBatch]:
+def _rows(
+    storage: FileIO, part: FilePart, columns: list[str], condition: ds.Expression
+) -> Iterator[pa.RecordBatch]:
     with storage.new_input(part.location).open() as stream:
         require_size(stream, part.location, part.size_bytes)
         whole = _FORMAT.make_fragment(stream)
-        fragment = whole.subset(row_group_ids=list(range(part.first, min(part.end, whole.num_row_groups))))
+        fragment = whole.subset(
+            row_group_ids=list(range(part.first, min(part.end, whole.num_row_groups)))
+        )
         yield from fragment.to_batches(
-            schema=whole.physical_schema, columns=columns, filter=condition, batch_size=ROWS_WANTED, use_threads=False, batch_readahead=1
+            schema=whole.physical_schema,
+            columns=columns,
+            filter=condition,
+            batch_size=ROWS_WANTED,
+            use_threads=False,
+            batch_readahead=1,
         )
 
 
@@ -223,7 +266,9 @@ def _condition(task: LakeTask, selection: ReadSelection) -> ds.Expression:
 
 def _of_queue(queue: Any, first: int, end: int) -> ds.Expression:
     sequence = ds.field("sequence")
-    is_queue = (ds.field("partition") == queue.partition) & (ds.field("broker_group") == queue.broker_group)
+    is_queue = (ds.field("partition") == queue.partition) & (
+        ds.field("broker_group") == queue.broker_group
+    )
     return is_queue & (sequence >= first) & (sequence < end)
 
 
@@ -240,10 +285,14 @@ def _tagged(rows: pa.RecordBatch, selection: ReadSelection) -> Any:
 
     def having(wanted: Sequence[str]) -> Any:
         mask = np.zeros(rows.num_rows, np.bool_)
-        mask[owners[pc.is_in(names, pa.array(wanted, names.type)).to_numpy(zero_copy_only=False)]] = True
+        mask[
+            owners[pc.is_in(names, pa.array(wanted, names.type)).to_numpy(zero_copy_only=False)]
+        ] = True
         return mask
 
-    masks = [having([each]) for each in selection.tags_all] + ([having(selection.tags_any)] if selection.tags_any else [])
+    masks = [having([each]) for each in selection.tags_all] + (
+        [having(selection.tags_any)] if selection.tags_any else []
+    )
     return np.logical_and.reduce(masks)
 
 

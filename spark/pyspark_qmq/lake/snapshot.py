@@ -83,7 +83,9 @@ def joined(log: Topology, held: Extents, *, may_lag: bool) -> Topology:
                 "belongs to another cluster; give option qmq.lakeNamespace with the tables of this one"
             )
         start, end = min(each.first, known.start), max(each.end, known.end)
-        queues[key] = SourceQueue(key, start, end, known.stored_bytes, known.last_append_ms, known.is_sealed)
+        queues[key] = SourceQueue(
+            key, start, end, known.stored_bytes, known.last_append_ms, known.is_sealed
+        )
     return Topology(queues, log.routes)
 
 
@@ -109,12 +111,21 @@ def edges(
         return found(key, time_ms, whole.queues[key].start)
 
     def last(key: QueueKey, time_ms: int) -> int:
-        return found(key, time_ms, log.queues[key].start if key in log.queues else whole.queues[key].end)
+        return found(
+            key, time_ms, log.queues[key].start if key in log.queues else whole.queues[key].end
+        )
 
     return reading.edges(asked, whole, first, last)
 
 
-def split(start: Offsets, end: Offsets, log: Mapping[QueueKey, SourceQueue], held: Extents, *, skips_lost: bool) -> SplitRanges:
+def split(
+    start: Offsets,
+    end: Offsets,
+    log: Mapping[QueueKey, SourceQueue],
+    held: Extents,
+    *,
+    skips_lost: bool,
+) -> SplitRanges:
     """The ranges between two offsets. Raises MessagesExpired if messages are neither in the table nor in the log, unless `skips_lost`."""
     found = SplitRanges([], [])
     for key in sorted(end):
@@ -146,7 +157,9 @@ def _lost(key: QueueKey, first: int, end: int, has: LakeExtent) -> MessagesExpir
 
 
 _R = TypeVar("_R")
-_TERMS: Final[Any] = pyiceberg.expressions  # its constructors' types are those of the fields, not of the arguments
+_TERMS: Final[Any] = (
+    pyiceberg.expressions
+)  # its constructors' types are those of the fields, not of the arguments
 _EVERYTHING: Final[Bounds] = (0, 1 << 62)
 _TRIES: Final = 20
 
@@ -165,7 +178,9 @@ class LakeSnapshot:
         return dict(self.table.iceberg.io.properties)
 
 
-def read_snapshots(address: LakeAddress, subjects: list[str], retry_ms: int) -> dict[str, LakeSnapshot]:
+def read_snapshots(
+    address: LakeAddress, subjects: list[str], retry_ms: int
+) -> dict[str, LakeSnapshot]:
     """Read the snapshots, by subject. Subjects without a table are left out.
 
     Raises:
@@ -176,7 +191,11 @@ def read_snapshots(address: LakeAddress, subjects: list[str], retry_ms: int) -> 
 
     def work() -> dict[str, LakeSnapshot]:
         is_uri = "://" in address.catalog
-        catalog = open_catalog("lake" if is_uri else address.catalog, address.catalog if is_uri else "", address.warehouse)
+        catalog = open_catalog(
+            "lake" if is_uri else address.catalog,
+            address.catalog if is_uri else "",
+            address.warehouse,
+        )
         try:
             found = ((each, _snapshot(catalog, address.namespace, each)) for each in subjects)
             return {subject: each for subject, each in found if each is not None}
@@ -202,7 +221,9 @@ def _snapshot(catalog: Catalog, namespace: str, subject: str) -> LakeSnapshot | 
     rejected = _rejected(catalog, namespace, table)
     reached, complete_from = table.positions(), table.complete_from()
     if reached and complete_from is None:
-        raise InvalidArgument(f"table {table.name} does not say from where on it is complete: let `qmq lake follow` write to it once")
+        raise InvalidArgument(
+            f"table {table.name} does not say from where on it is complete: let `qmq lake follow` write to it once"
+        )
     return LakeSnapshot(table, rejected, extents(complete_from or {}, reached))
 
 
@@ -217,17 +238,29 @@ def _rejected(catalog: Catalog, namespace: str, table: LakeTable) -> LakeTable |
         table.iceberg.refresh()
         if table.iceberg.properties.get(typed.PENDING) == told:
             return found
-    raise Overloaded(f"writers changed the tables of {table.subject!r} while they were read: read again")
+    raise Overloaded(
+        f"writers changed the tables of {table.subject!r} while they were read: read again"
+    )
 
 
-def read_files(snapshot: LakeSnapshot, selection: ReadSelection, times: TimeRange, retry_ms: int) -> list[LakeFile]:
+def read_files(
+    snapshot: LakeSnapshot, selection: ReadSelection, times: TimeRange, retry_ms: int
+) -> list[LakeFile]:
     """The files that may have wanted rows. Raises InvalidArgument, CatalogAway, MessagesExpired."""
     condition = row_filter(selection, times)
     tables = [snapshot.table, *([] if snapshot.rejected is None else [snapshot.rejected])]
-    return _answered(lambda: [*(each for table in tables for each in _files(table, condition)), *_pending(snapshot)], retry_ms)
+    return _answered(
+        lambda: [
+            *(each for table in tables for each in _files(table, condition)),
+            *_pending(snapshot),
+        ],
+        retry_ms,
+    )
 
 
-def row_filter(selection: ReadSelection, times: TimeRange) -> pyiceberg.expressions.BooleanExpression:
+def row_filter(
+    selection: ReadSelection, times: TimeRange
+) -> pyiceberg.expressions.BooleanExpression:
     """The part of the selection by which manifests can exclude files."""
     found: list[Any] = []
     if times.start_ms is not None:
@@ -240,7 +273,9 @@ def row_filter(selection: ReadSelection, times: TimeRange) -> pyiceberg.expressi
         found.append(_TERMS.GreaterThanOrEqual("key", selection.key_from))
     if selection.key_until is not None:
         found.append(_TERMS.LessThan("key", selection.key_until))
-    condition: pyiceberg.expressions.BooleanExpression = reduce(_TERMS.And, found, _TERMS.AlwaysTrue())
+    condition: pyiceberg.expressions.BooleanExpression = reduce(
+        _TERMS.And, found, _TERMS.AlwaysTrue()
+    )
     return condition
 
 
@@ -248,7 +283,9 @@ def _iso(time_ms: int) -> str:
     return time_of(time_ms).isoformat(timespec="milliseconds")
 
 
-def _files(table: LakeTable, condition: pyiceberg.expressions.BooleanExpression) -> Iterator[LakeFile]:
+def _files(
+    table: LakeTable, condition: pyiceberg.expressions.BooleanExpression
+) -> Iterator[LakeFile]:
     for task in table.files(condition):
         if task.delete_files:
             raise InvalidArgument(
@@ -263,7 +300,9 @@ def _files(table: LakeTable, condition: pyiceberg.expressions.BooleanExpression)
 def _lake_file(table: Table, file: DataFile) -> LakeFile:
     def bounds(name: str) -> Bounds:
         column: Any = table.schema().find_field(name)
-        low, high = (each.get(column.field_id) for each in (file.lower_bounds or {}, file.upper_bounds or {}))
+        low, high = (
+            each.get(column.field_id) for each in (file.lower_bounds or {}, file.upper_bounds or {})
+        )
         if low is None or high is None:
             return _EVERYTHING
         lowest: Any = from_bytes(column.field_type, low)
@@ -271,7 +310,9 @@ def _lake_file(table: Table, file: DataFile) -> LakeFile:
         return lowest, highest
 
     groups = max(len(file.split_offsets or ()), 1)
-    return LakeFile(file.file_path, file.file_size_in_bytes, groups, bounds("partition"), bounds("sequence"))
+    return LakeFile(
+        file.file_path, file.file_size_in_bytes, groups, bounds("partition"), bounds("sequence")
+    )
 
 
 def _pending(snapshot: LakeSnapshot) -> Iterator[LakeFile]:
@@ -280,7 +321,11 @@ def _pending(snapshot: LakeSnapshot) -> Iterator[LakeFile]:
     if told is None:
         return
     pending = typed.pending_of(told)
-    done = snapshot.rejected.iceberg.properties.get(typed.ROUND) if snapshot.rejected is not None else None
+    done = (
+        snapshot.rejected.iceberg.properties.get(typed.ROUND)
+        if snapshot.rejected is not None
+        else None
+    )
     if pending.round != done:
         typed.require_pending(pending, filter(None, [snapshot.table, snapshot.rejected]))
         for each in pending.files:

@@ -54,19 +54,29 @@ class Snapshot(NamedTuple):
 
 def encode_positions(subject: str, positions: Offsets) -> str:
     """The positions as JSON, `{"0@g1":120}`, sorted, so that equal positions are equal text."""
-    return json.dumps({key.within: positions[key] for key in sorted(positions) if key.subject == subject}, separators=(",", ":"))
+    return json.dumps(
+        {key.within: positions[key] for key in sorted(positions) if key.subject == subject},
+        separators=(",", ":"),
+    )
 
 
 def decode_positions(subject: str, text: str) -> dict[QueueKey, int]:
     """The inverse of `encode_positions`. Raises LogDamaged."""
     try:
         found: Any = parse_json(text)
-        return {QueueKey.parse(subject, within): sequence_of(sequence) for within, sequence in found.items()}
+        return {
+            QueueKey.parse(subject, within): sequence_of(sequence)
+            for within, sequence in found.items()
+        }
     except (ValueError, AttributeError, TypeError, InvalidArgument) as cause:
-        raise LogDamaged(f"the table of {subject!r} has unreadable positions, {text[:200]!r}: {cause}") from None
+        raise LogDamaged(
+            f"the table of {subject!r} has unreadable positions, {text[:200]!r}: {cause}"
+        ) from None
 
 
-def complete_from(known: Offsets, begin: Offsets, end: Offsets, read_from: Offsets) -> dict[QueueKey, int]:
+def complete_from(
+    known: Offsets, begin: Offsets, end: Offsets, read_from: Offsets
+) -> dict[QueueKey, int]:
     """From where a table is complete after a round from `begin` to `end` that found only the messages from `read_from` on."""
     found = dict(known)
     for key, last in end.items():
@@ -76,7 +86,12 @@ def complete_from(known: Offsets, begin: Offsets, end: Offsets, read_from: Offse
     return found
 
 
-def newest(subject: str, current: int | None, snapshot: Callable[[int], Snapshot | None], table: Mapping[str, str]) -> dict[QueueKey, int]:
+def newest(
+    subject: str,
+    current: int | None,
+    snapshot: Callable[[int], Snapshot | None],
+    table: Mapping[str, str],
+) -> dict[QueueKey, int]:
     """The positions of a table.
 
     Args:
@@ -96,7 +111,9 @@ def newest(subject: str, current: int | None, snapshot: Callable[[int], Snapshot
         return decode_positions(subject, table[PROPERTY])
     if current is None:
         return {}
-    raise LogDamaged(f"the table of {subject!r} has a snapshot, and no property {PROPERTY}: it was not written by qmq lake")
+    raise LogDamaged(
+        f"the table of {subject!r} has a snapshot, and no property {PROPERTY}: it was not written by qmq lake"
+    )
 
 
 SUBJECT: Final = "qmq.subject"
@@ -108,7 +125,10 @@ EVERYTHING: Final = pyiceberg.expressions.AlwaysTrue()
 _DATA_FOLDER: Final = "write.data.path"
 _METADATA_FOLDER: Final = "write.metadata.path"
 _RETRIES: Final = "commit.retry.num-retries"
-_OLD_METADATA: Final = {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "20"}
+_OLD_METADATA: Final = {
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
 """Without these, a commit every ten seconds leaves 8,640 metadata files a day."""
 
 
@@ -129,15 +149,23 @@ class LakeTable:
     @property
     def folder(self) -> DataFolder:
         """Where data files go."""
-        return DataFolder(f"{self.iceberg.location().rstrip('/')}/data", dict(self.iceberg.io.properties))
+        return DataFolder(
+            f"{self.iceberg.location().rstrip('/')}/data", dict(self.iceberg.io.properties)
+        )
 
-    def files(self, condition: pyiceberg.expressions.BooleanExpression = EVERYTHING) -> list[FileScanTask]:
+    def files(
+        self, condition: pyiceberg.expressions.BooleanExpression = EVERYTHING
+    ) -> list[FileScanTask]:
         """The files of the current snapshot that may have rows that fit. Raises LogDamaged."""
         with reading_table(self.iceberg):
             found = list(self.iceberg.scan(condition).plan_files())
         more = self.iceberg.properties.get(_DATA_FOLDER)
         for each in found:
-            require_within([self.iceberg.location(), *([more] if more else [])], each.file.file_path, f"table {self.name}")
+            require_within(
+                [self.iceberg.location(), *([more] if more else [])],
+                each.file.file_path,
+                f"table {self.name}",
+            )
         return found
 
     def delete(self, locations: Iterable[str]) -> None:
@@ -156,7 +184,10 @@ class LakeTable:
             found = metadata.snapshot_by_id(number)
             if found is None:
                 return None
-            return Snapshot(found.parent_snapshot_id, found.summary.additional_properties if found.summary is not None else {})
+            return Snapshot(
+                found.parent_snapshot_id,
+                found.summary.additional_properties if found.summary is not None else {},
+            )
 
         return newest(self.subject, metadata.current_snapshot_id, snapshot, metadata.properties)
 
@@ -169,14 +200,22 @@ class LakeTable:
         """The lowest sequence of each queue that the table has. Reads all rows, three columns."""
         found: dict[QueueKey, int] = {}
         with reading_table(self.iceberg):
-            for batch in self.iceberg.scan(selected_fields=("partition", "broker_group", "sequence")).to_arrow_batch_reader():
-                lowest = pa.Table.from_batches([batch]).group_by(["partition", "broker_group"]).aggregate([("sequence", "min")])
+            for batch in self.iceberg.scan(
+                selected_fields=("partition", "broker_group", "sequence")
+            ).to_arrow_batch_reader():
+                lowest = (
+                    pa.Table.from_batches([batch])
+                    .group_by(["partition", "broker_group"])
+                    .aggregate([("sequence", "min")])
+                )
                 for row in lowest.to_pylist():
                     key = QueueKey(self.subject, row["partition"], row["broker_group"])
                     found[key] = min(row["sequence_min"], found.get(key, row["sequence_min"]))
         return found
 
-    def commit(self, locations: Sequence[str], reached: Offsets, properties: Mapping[str, str] = NOTHING) -> bool:
+    def commit(
+        self, locations: Sequence[str], reached: Offsets, properties: Mapping[str, str] = NOTHING
+    ) -> bool:
         """Add files, and record the positions that the table then has. `properties` are set on the table in the same commit.
 
         Returns False if another writer committed first: the files are deleted, and the table is read again. Also returns False if the
@@ -208,7 +247,9 @@ class LakeTable:
             change.add_files(list(locations), check_duplicate_files=False)
 
 
-def open_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False) -> LakeTable:
+def open_table(
+    catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False
+) -> LakeTable:
     """The table of a subject, or of its rejected messages. Creates a missing table.
 
     Raises:
@@ -220,11 +261,18 @@ def open_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
     with suppress(NamespaceAlreadyExistsError):  # another writer may create it at the same time
         catalog.create_namespace_if_not_exists(namespace)
     with suppress(TableAlreadyExistsError):
-        _create(catalog, (namespace, table_name(subject, is_rejected=is_rejected)), subject, is_rejected=is_rejected)
+        _create(
+            catalog,
+            (namespace, table_name(subject, is_rejected=is_rejected)),
+            subject,
+            is_rejected=is_rejected,
+        )
     return find_table(catalog, namespace, subject, is_rejected=is_rejected)
 
 
-def find_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False) -> LakeTable:
+def find_table(
+    catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False
+) -> LakeTable:
     """The table of a subject, or of its rejected messages.
 
     Raises:
@@ -240,20 +288,28 @@ def find_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: b
     return found
 
 
-def read_table(catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False) -> LakeTable:
+def read_table(
+    catalog: Catalog, namespace: str, subject: str, *, is_rejected: bool = False
+) -> LakeTable:
     """As `find_table`, for reading only: the catalog need not allow writes."""
     name = table_name(subject, is_rejected=is_rejected)
     try:
         with reading_metadata(f"{namespace}.{name}", _metadata_location(catalog, namespace, name)):
             found = catalog.load_table((namespace, name))
     except NoSuchTableError:
-        makes = "`qmq lake follow --typed` makes it" if is_rejected else "`qmq lake follow` makes it"
-        raise UnknownSubject(f"subject {subject!r} has no table {namespace}.{name}: {makes}") from None
+        makes = (
+            "`qmq lake follow --typed` makes it" if is_rejected else "`qmq lake follow` makes it"
+        )
+        raise UnknownSubject(
+            f"subject {subject!r} has no table {namespace}.{name}: {makes}"
+        ) from None
     owner, content = found.properties.get(SUBJECT), found.properties.get(CONTENT, "")
     if owner != subject or content != (REJECTED if is_rejected else ""):
         of = "the rejected messages of " if content == REJECTED else ""
         what = f"belongs to {of}subject {owner!r}" if owner else "was not made by qmq lake"
-        raise InvalidArgument(f"table {namespace}.{name} {what}: choose another --namespace for subject {subject!r}")
+        raise InvalidArgument(
+            f"table {namespace}.{name} {what}: choose another --namespace for subject {subject!r}"
+        )
     return LakeTable(subject, found)
 
 
@@ -262,7 +318,10 @@ def _require_own_metadata(table: LakeTable) -> None:
     iceberg = table.iceberg
     more = iceberg.properties.get(_METADATA_FOLDER)
     folders = [iceberg.location(), *([more] if more else [])]
-    for each in (iceberg.metadata_location, *(entry.metadata_file for entry in iceberg.metadata.metadata_log)):
+    for each in (
+        iceberg.metadata_location,
+        *(entry.metadata_file for entry in iceberg.metadata.metadata_log),
+    ):
         require_within(folders, each, f"table {table.name}")
 
 
@@ -281,7 +340,16 @@ def _metadata_location(catalog: Catalog, namespace: str, name: str) -> str:
 def _create(catalog: Catalog, name: tuple[str, str], subject: str, *, is_rejected: bool) -> None:
     """One transaction, so that no reader sees the table without its partitions."""
     bounds = {f"write.metadata.metrics.column.{each}": "none" for each in WITHOUT_BOUNDS}
-    properties = {SUBJECT: subject, _RETRIES: "0", **_OLD_METADATA, **bounds, **({CONTENT: REJECTED} if is_rejected else {})}
+    properties = {
+        SUBJECT: subject,
+        _RETRIES: "0",
+        **_OLD_METADATA,
+        **bounds,
+        **({CONTENT: REJECTED} if is_rejected else {}),
+    }
     columns = REJECTED_SCHEMA if is_rejected else SCHEMA
-    with catalog.create_table_transaction(name, columns, properties=properties) as table, table.update_spec() as spec:
+    with (
+        catalog.create_table_transaction(name, columns, properties=properties) as table,
+        table.update_spec() as spec,
+    ):
         spec.add_field("append_time", DayTransform(), "append_day")

@@ -56,7 +56,9 @@ class TypedRows:
             batch = batch.filter(pc.invert(is_bad))
         if not values:
             return None, rejected
-        return pa.RecordBatch.from_arrays([*batch.columns, column(values, self._declared, self._types.held)], schema=self._schema), rejected
+        return pa.RecordBatch.from_arrays(
+            [*batch.columns, column(values, self._declared, self._types.held)], schema=self._schema
+        ), rejected
 
     def _rejected(self, rows: pa.RecordBatch, reasons: Iterable[str]) -> pa.RecordBatch:
         told = pa.array(list(reasons), pa.string())
@@ -115,9 +117,18 @@ def write_tasks(source: TaskSource, work: Sequence[ReadTask], output: TaskOutput
         files.abandon()
 
 
-def _write_typed(source: TaskSource, work: Sequence[ReadTask], folder: DataFolder, rejected: DataFolder, types: BodyTypes) -> list[DayFile]:
+def _write_typed(
+    source: TaskSource,
+    work: Sequence[ReadTask],
+    folder: DataFolder,
+    rejected: DataFolder,
+    types: BodyTypes,
+) -> list[DayFile]:
     name, rows = uuid.uuid4().hex, TypedRows(types)
-    files, others = DayFiles(folder, name, typed_schema(types.held)), DayFiles(rejected, name, REJECTED_SCHEMA)
+    files, others = (
+        DayFiles(folder, name, typed_schema(types.held)),
+        DayFiles(rejected, name, REJECTED_SCHEMA),
+    )
     try:
         for batch in _rows(source, work):
             for target, part in zip((files, others), rows.split(batch), strict=True):

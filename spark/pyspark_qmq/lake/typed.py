@@ -58,7 +58,12 @@ def evolve(table: LakeTable, versions: tuple[DeclaredSchema, ...]) -> BodyTypes:
             with table.iceberg.transaction() as change:
                 with change.update_schema() as columns:
                     columns.union_by_name(pa.schema([pa.field(VALUE, arrow_type(merged))]))
-                change.set_properties({f"write.metadata.metrics.column.{each}": "none" for each in within_lists(merged, VALUE)})
+                change.set_properties(
+                    {
+                        f"write.metadata.metrics.column.{each}": "none"
+                        for each in within_lists(merged, VALUE)
+                    }
+                )
         except CommitFailedException:  # another writer changed the table, perhaps in the same way
             if not tries_left:
                 raise
@@ -73,7 +78,9 @@ def held_struct(table: LakeTable) -> Struct:
         return Struct(())
     found = field_type(columns.field(VALUE).type, VALUE)
     if not isinstance(found, Struct):
-        raise InvalidArgument(f"column {VALUE!r} of the table of {table.subject!r} is not a struct: another tool made it")
+        raise InvalidArgument(
+            f"column {VALUE!r} of the table of {table.subject!r} is not a struct: another tool made it"
+        )
     return found
 
 
@@ -87,12 +94,18 @@ def merge(held: Struct, wanted: Struct, subject: str) -> Struct:
 def _merged(held: Type, wanted: Type, where: str, subject: str) -> Type:
     if isinstance(held, Struct) and isinstance(wanted, Struct):
         both = [_field(each, wanted.find(each.name), where, subject) for each in held.fields]
-        new = [Field(each.name, optional(each.type), is_nullable=True) for each in wanted.fields if held.find(each.name) is None]
+        new = [
+            Field(each.name, optional(each.type), is_nullable=True)
+            for each in wanted.fields
+            if held.find(each.name) is None
+        ]
         return Struct((*both, *new))
     if isinstance(held, ListOf) and isinstance(wanted, ListOf):
         return ListOf(_merged(held.item, wanted.item, f"{where}[]", subject), is_item_nullable=True)
     if isinstance(held, MapOf) and isinstance(wanted, MapOf):
-        return MapOf(_merged(held.value, wanted.value, f"{where}{{}}", subject), is_value_nullable=True)
+        return MapOf(
+            _merged(held.value, wanted.value, f"{where}{{}}", subject), is_value_nullable=True
+        )
     if held == wanted or (isinstance(wanted, Scalar) and (wanted, held) in WIDER):
         return held
     if isinstance(wanted, Scalar) and (held, wanted) in WIDER:
@@ -106,13 +119,19 @@ def _merged(held: Type, wanted: Type, where: str, subject: str) -> Type:
 def _field(held: Field, wanted: Field | None, where: str, subject: str) -> Field:
     if wanted is None:
         return held
-    return Field(held.name, _merged(held.type, wanted.type, f"{where}.{held.name}", subject), is_nullable=True)
+    return Field(
+        held.name,
+        _merged(held.type, wanted.type, f"{where}.{held.name}", subject),
+        is_nullable=True,
+    )
 
 
 def optional(kind: Type) -> Type:
     """The type with all its fields optional, as columns have them."""
     if isinstance(kind, Struct):
-        return Struct(tuple(Field(each.name, optional(each.type), is_nullable=True) for each in kind.fields))
+        return Struct(
+            tuple(Field(each.name, optional(each.type), is_nullable=True) for each in kind.fields)
+        )
     if isinstance(kind, ListOf):
         return ListOf(optional(kind.item), is_item_nullable=True)
     if isinstance(kind, MapOf):
@@ -138,7 +157,9 @@ def _require_names(kind: Type, where: str) -> None:
     if isinstance(kind, Struct):
         for each in kind.fields:
             if "." in each.name or not each.name:
-                raise InvalidArgument(f"rename field {each.name!r} of {where}: a column needs a name without dots (engines read levels)")
+                raise InvalidArgument(
+                    f"rename field {each.name!r} of {where}: a column needs a name without dots (engines read levels)"
+                )
             _require_names(each.type, f"{where}.{each.name}")
     elif isinstance(kind, ListOf):
         _require_names(kind.item, where)
@@ -169,10 +190,14 @@ def pending_of(text: str) -> PendingFiles:
     try:
         found = parse_json(text)
         files = found["files"]
-        if not isinstance(files, list) or not all(isinstance(each, str) for each in (*files, found["round"])):
+        if not isinstance(files, list) or not all(
+            isinstance(each, str) for each in (*files, found["round"])
+        ):
             raise TypeError("a file's name or the round is no text")
     except (ValueError, KeyError, TypeError) as cause:
-        raise LogDamaged(f"the table's property {PENDING} is unreadable, {text[:200]!r}: {cause}; another tool wrote it") from None
+        raise LogDamaged(
+            f"the table's property {PENDING} is unreadable, {text[:200]!r}: {cause}; another tool wrote it"
+        ) from None
     return PendingFiles(found["round"], tuple(files))
 
 
@@ -195,7 +220,9 @@ def complete(table: LakeTable, rejected: LakeTable) -> None:
         pending = pending_of(table.iceberg.properties[PENDING])
         require_pending(pending, [table, rejected])
         rejected.add(pending.files, {ROUND: pending.round})
-    raise Overloaded(f"other writers blocked the table of rejected messages of {table.subject!r}: start again")
+    raise Overloaded(
+        f"other writers blocked the table of rejected messages of {table.subject!r}: start again"
+    )
 
 
 def _is_done(table: LakeTable, rejected: LakeTable) -> bool:
@@ -204,7 +231,9 @@ def _is_done(table: LakeTable, rejected: LakeTable) -> bool:
 
 
 class TypedTables:
-    def __init__(self, catalog: Catalog, namespace: str, schemas: Callable[[str], Sequence[DeclaredSchema]]) -> None:
+    def __init__(
+        self, catalog: Catalog, namespace: str, schemas: Callable[[str], Sequence[DeclaredSchema]]
+    ) -> None:
         self._catalog = catalog
         self._namespace = namespace
         self._schemas = schemas
@@ -231,5 +260,7 @@ class TypedTables:
     def _of(self, subject: str) -> LakeTable:
         found = self._rejected.get(subject)
         if found is None:
-            found = self._rejected[subject] = open_table(self._catalog, self._namespace, subject, is_rejected=True)
+            found = self._rejected[subject] = open_table(
+                self._catalog, self._namespace, subject, is_rejected=True
+            )
         return found

@@ -36,14 +36,21 @@ def arrow_type(kind: Type) -> pa.DataType:
     if isinstance(kind, ListOf):
         return pa.list_(pa.field("element", arrow_type(kind.item)))
     if isinstance(kind, MapOf):
-        return pa.map_(pa.field("key", pa.string(), nullable=False), pa.field("value", arrow_type(kind.value)))
+        return pa.map_(
+            pa.field("key", pa.string(), nullable=False), pa.field("value", arrow_type(kind.value))
+        )
     return _SCALARS[kind]
 
 
 def field_type(kind: pa.DataType, where: str) -> Type:
     """The inverse of `arrow_type`, for columns that PyIceberg read. Raises InvalidArgument for a type that bodies do not have."""
     if pa.types.is_struct(kind):
-        return Struct(tuple(Field(each.name, field_type(each.type, f"{where}.{each.name}"), is_nullable=True) for each in kind))
+        return Struct(
+            tuple(
+                Field(each.name, field_type(each.type, f"{where}.{each.name}"), is_nullable=True)
+                for each in kind
+            )
+        )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return ListOf(field_type(kind.value_type, f"{where}[]"), is_item_nullable=True)
     if pa.types.is_map(kind):
@@ -51,7 +58,9 @@ def field_type(kind: pa.DataType, where: str) -> Type:
     plain = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
     found = next((scalar for scalar, each in _SCALARS.items() if each == plain), None)
     if found is None:
-        raise InvalidArgument(f"column {where!r} of the table has the type {kind}, which no schema has: it was changed by another tool")
+        raise InvalidArgument(
+            f"column {where!r} of the table has the type {kind}, which no schema has: it was changed by another tool"
+        )
     return found
 
 
@@ -60,17 +69,29 @@ def column(values: Sequence[Any], declared: Type, held: Type) -> pa.Array:
     if isinstance(declared, Struct) and isinstance(held, Struct):
         return _structs(values, declared, held)
     if isinstance(declared, ListOf) and isinstance(held, ListOf):
-        items = column(list(chain.from_iterable(each or () for each in values)), declared.item, held.item)
+        items = column(
+            list(chain.from_iterable(each or () for each in values)), declared.item, held.item
+        )
         return pa.ListArray.from_arrays(_offsets(values), items, type=arrow_type(held))
     if isinstance(declared, MapOf) and isinstance(held, MapOf):
         keys = pa.array(list(chain.from_iterable(each or () for each in values)), pa.string())
-        items = column(list(chain.from_iterable(each.values() for each in values if each)), declared.value, held.value)
+        items = column(
+            list(chain.from_iterable(each.values() for each in values if each)),
+            declared.value,
+            held.value,
+        )
         return pa.MapArray.from_arrays(_offsets(values), keys, items, type=arrow_type(held))
     return pa.array(values, arrow_type(held))
 
 
 def _structs(values: Sequence[Any], declared: Struct, held: Struct) -> pa.Array:
-    columns = dict(zip((each.name for each in declared.fields), _attributes(values, len(declared.fields)), strict=True))
+    columns = dict(
+        zip(
+            (each.name for each in declared.fields),
+            _attributes(values, len(declared.fields)),
+            strict=True,
+        )
+    )
     arrays = []
     for each in held.fields:
         known = declared.find(each.name)
@@ -88,7 +109,11 @@ def _attributes(values: Sequence[Any], count: int) -> Iterable[tuple[Any, ...]]:
         return [()] * count
     blank = (None,) * count
     rows: Iterator[tuple[Any, ...]]
-    rows = map(_ASTUPLE, values) if all(values) else (blank if each is None else _ASTUPLE(each) for each in values)
+    rows = (
+        map(_ASTUPLE, values)
+        if all(values)
+        else (blank if each is None else _ASTUPLE(each) for each in values)
+    )
     return zip(*rows, strict=True)
 
 

@@ -17,7 +17,13 @@ from pyiceberg.catalog import Catalog
 
 from pyspark_qmq.lake import typed
 from pyspark_qmq.lake.catalog import CatalogAway, answering_catalog
-from pyspark_qmq.lake.table import COMPLETE_FROM, LakeTable, complete_from, encode_positions, open_table
+from pyspark_qmq.lake.table import (
+    COMPLETE_FROM,
+    LakeTable,
+    complete_from,
+    encode_positions,
+    open_table,
+)
 from pyspark_qmq.lake.task_runner import TaskOutput, TaskRunner, TaskSource, write_tasks
 from pyspark_qmq.lake.typed import TypedTables, held_struct
 from qmq.columns.model import ALL, CommittedLog, QueueKey, SourceQueue, Topology
@@ -71,7 +77,10 @@ class LakeOptions:
 
 
 def catalog_when_it_answers(
-    open_one: Callable[[], Catalog], stopping: threading.Event, interval_s: float, counters: LakeCounters
+    open_one: Callable[[], Catalog],
+    stopping: threading.Event,
+    interval_s: float,
+    counters: LakeCounters,
 ) -> Catalog | None:
     """Open a catalog; try again every `interval_s` while it does not answer. None if `stopping` is set first. Raises InvalidArgument."""
     while not stopping.is_set():
@@ -145,7 +154,9 @@ class LakeWriter:
         if failures:
             raise failures[0]
 
-    def run(self, stopping: threading.Event, interval_s: float, report: Callable[[RoundResult], None]) -> None:
+    def run(
+        self, stopping: threading.Event, interval_s: float, report: Callable[[RoundResult], None]
+    ) -> None:
         """Run a round every `interval_s` until `stopping` is set. A round of a subject that has begun is finished.
 
         While the cluster or the catalog does not answer, tries again after `interval_s`. Raises the other errors of `round`.
@@ -160,7 +171,9 @@ class LakeWriter:
                         return
             except Unavailable as failure:
                 is_behind = False
-                self._wait_for("catalog" if isinstance(failure, CatalogAway) else "cluster", failure)
+                self._wait_for(
+                    "catalog" if isinstance(failure, CatalogAway) else "cluster", failure
+                )
             if not is_behind:
                 stopping.wait(max(begin + interval_s - self._monotonic(), 0.0))
 
@@ -173,7 +186,9 @@ class LakeWriter:
 
     def drain(self, report: Callable[[RoundResult], None]) -> None:
         """Run rounds until the tables have what was committed when `drain` began. Raises as `round`."""
-        until = {key: queue.end for key, queue in look(self._log(), self._asked.choice).queues.items()}
+        until = {
+            key: queue.end for key, queue in look(self._log(), self._asked.choice).queues.items()
+        }
         while any(self._reached(key) < end for key, end in until.items()):
             for done in self.round():
                 report(done)
@@ -199,7 +214,9 @@ class LakeWriter:
         if self._typed is not None:
             self._typed.complete(table)
         begin = self._begin(table, topology)
-        limit = Limit(self._asked.limit.rows_max, self._asked.limit.bytes_max or self._options.round_bytes)
+        limit = Limit(
+            self._asked.limit.rows_max, self._asked.limit.bytes_max or self._options.round_bytes
+        )
         end = admit(topology, begin, limit)
         wanted = ranges(begin, end, topology.queues, skips_lost=self._asked.skips_lost)
         if not wanted:
@@ -209,21 +226,37 @@ class LakeWriter:
         made = self._run_tasks(self._source, list(work), output)
         bad = [each for each in made if each.is_rejected]
         properties = dict(typed.told(each.location for each in bad)) if bad else {}
-        properties[COMPLETE_FROM] = encode_positions(subject, _complete_from(table, begin, end, wanted))
-        is_committed = table.commit([each.location for each in made if not each.is_rejected], end, properties)
+        properties[COMPLETE_FROM] = encode_positions(
+            subject, _complete_from(table, begin, end, wanted)
+        )
+        is_committed = table.commit(
+            [each.location for each in made if not each.is_rejected], end, properties
+        )
         if self._typed is not None and is_committed:
             self._typed.complete(table)
         is_behind = any(end.get(key, 0) < queue.end for key, queue in topology.queues.items())
         counts = sum(each.rows for each in made), len(made)
-        return RoundResult(subject, *counts, is_behind, not is_committed, sum(each.rows for each in bad))
+        return RoundResult(
+            subject, *counts, is_behind, not is_committed, sum(each.rows for each in bad)
+        )
 
     def _begin(self, table: LakeTable, topology: Topology) -> dict[QueueKey, int]:
         """The table's positions. A new table begins where the user chose. A queue that was added later is read from its beginning."""
         found = table.positions()
         if not found:
-            found = {key: at for key, at in starts(self._asked, topology.queues.values(), self._log().find_time).items() if at}
-            if found and not table.commit([], found, {COMPLETE_FROM: encode_positions(table.subject, found)}):
-                return self._begin(table, topology)  # another writer committed first: use its positions
+            found = {
+                key: at
+                for key, at in starts(
+                    self._asked, topology.queues.values(), self._log().find_time
+                ).items()
+                if at
+            }
+            if found and not table.commit(
+                [], found, {COMPLETE_FROM: encode_positions(table.subject, found)}
+            ):
+                return self._begin(
+                    table, topology
+                )  # another writer committed first: use its positions
         return found
 
     def _table(self, subject: str) -> LakeTable:
@@ -231,12 +264,16 @@ class LakeWriter:
         if found is None:
             found = open_table(self._catalog, self._options.namespace, subject)
             if self._typed is None and held_struct(found).fields:
-                raise InvalidArgument(f"the table of {subject!r} has decoded bodies: follow it with --typed, or choose another --namespace")
+                raise InvalidArgument(
+                    f"the table of {subject!r} has decoded bodies: follow it with --typed, or choose another --namespace"
+                )
             self._tables[subject] = found
         return found
 
 
-def _complete_from(table: LakeTable, begin: Offsets, end: Offsets, wanted: Iterable[PlannedRange]) -> Offsets:
+def _complete_from(
+    table: LakeTable, begin: Offsets, end: Offsets, wanted: Iterable[PlannedRange]
+) -> Offsets:
     known = table.complete_from()
     if known is None:  # the table is new, or `qmq lake migrate` made it
         known = table.first_sequences()
@@ -244,5 +281,9 @@ def _complete_from(table: LakeTable, begin: Offsets, end: Offsets, wanted: Itera
 
 
 def _only(topology: Topology, subject: str) -> Topology:
-    queues: dict[QueueKey, SourceQueue] = {key: queue for key, queue in topology.queues.items() if key.subject == subject}
-    return Topology(queues, {name: routes for name, routes in topology.routes.items() if name == subject})
+    queues: dict[QueueKey, SourceQueue] = {
+        key: queue for key, queue in topology.queues.items() if key.subject == subject
+    }
+    return Topology(
+        queues, {name: routes for name, routes in topology.routes.items() if name == subject}
+    )

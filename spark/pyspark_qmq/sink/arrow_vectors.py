@@ -52,7 +52,10 @@ def lists(array: pa.Array) -> Lists:
     marks = array.offsets.to_numpy()
     first, last = int(marks[0]), int(marks[-1])
     children = (array.keys, array.items) if pa.types.is_map(array.type) else (array.values,)
-    return Lists((marks - first).astype(np.int32), tuple(child.slice(first, last - first) for child in children))
+    return Lists(
+        (marks - first).astype(np.int32),
+        tuple(child.slice(first, last - first) for child in children),
+    )
 
 
 def _compact(array: pa.Array) -> pa.Array:
@@ -63,7 +66,11 @@ def _compact(array: pa.Array) -> pa.Array:
 
 def lengths(array: pa.Array) -> npt.NDArray[np.int64]:
     """The number of bytes of each row's strings, including strings in lists or maps."""
-    if pa.types.is_map(array.type) or pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+    if (
+        pa.types.is_map(array.type)
+        or pa.types.is_list(array.type)
+        or pa.types.is_large_list(array.type)
+    ):
         found = lists(array)
         total = np.zeros(len(found.marks), np.int64)
         for part in found.parts:

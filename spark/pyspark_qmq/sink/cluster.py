@@ -28,13 +28,31 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pyspark_qmq.sink.packets import Packet
-from pyspark_qmq.sink.requests import Ask, Locate, Look, LookedUp, Prints, Where, of_batch, of_ids, unknown
+from pyspark_qmq.sink.requests import (
+    Ask,
+    Locate,
+    Look,
+    LookedUp,
+    Prints,
+    Where,
+    of_batch,
+    of_ids,
+    unknown,
+)
 from pyspark_qmq.sink.row_identity import ID_BYTES, NUMBERS_END, Ids, RowTarget, RowWriter
 from qmq.columns.model import QueueKey
 from qmq.columns.servers.connection import BlockingConnection
 from qmq.columns.servers.metaservers import Metadata, call, open_channel, parse_servers
 from qmq.columns.servers.reading import MasterConnections, batches_in, numbers_of
-from qmq.errors import AccessDenied, LogDamaged, NotConnected, QmqError, RouteChanged, Unavailable, UnknownSubject
+from qmq.errors import (
+    AccessDenied,
+    LogDamaged,
+    NotConnected,
+    QmqError,
+    RouteChanged,
+    Unavailable,
+    UnknownSubject,
+)
 from qmq.limits import MIB
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.proto.v1 import meta_pb2_grpc
@@ -55,7 +73,12 @@ def look(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
     """Answer a `Look`. Raises RouteChanged for a closed partition that is not sealed yet, LogDamaged, and what `call` raises."""
     if ask.target.partition == 0:
         return _outside_partitions(ask.target, writer, call)
-    if ask.is_final and not wire.unpack_fetched(call(FrameKind.FETCH, numbers_of(_key(ask.target)).pack()))[0].is_sealed:
+    if (
+        ask.is_final
+        and not wire.unpack_fetched(call(FrameKind.FETCH, numbers_of(_key(ask.target)).pack()))[
+            0
+        ].is_sealed
+    ):
         raise RouteChanged(f"{ask.target} was closed, and its broker group has not sealed it yet")
     return _in_partition(ask, writer, call)
 
@@ -109,7 +132,13 @@ def _in_partition(ask: Look, writer: RowWriter, call: Call) -> LookedUp:
             break
     ordered = sorted(found.items())
     whole = np.array([row for row, _ in ordered], np.int64)
-    return LookedUp(number, rows=whole, prints=np.array([each for _, each in ordered], np.uint64), ids=frozenset(ids), has_later=has_later)
+    return LookedUp(
+        number,
+        rows=whole,
+        prints=np.array([each for _, each in ordered], np.uint64),
+        ids=frozenset(ids),
+        has_later=has_later,
+    )
 
 
 def _sent(to: RowTarget, writer: RowWriter, call: Call, before: int) -> Iterator[Batch]:
@@ -125,13 +154,17 @@ def _sent(to: RowTarget, writer: RowWriter, call: Call, before: int) -> Iterator
 
 
 def _ids_of(view: BatchView) -> Ids:
-    return np.frombuffer(view.region, np.uint8, view.count * ID_BYTES, view.layout.message_id).reshape(-1, ID_BYTES)
+    return np.frombuffer(
+        view.region, np.uint8, view.count * ID_BYTES, view.layout.message_id
+    ).reshape(-1, ID_BYTES)
 
 
 def _read(to: RowTarget, batch: Batch, call: Call) -> BatchView | None:
     """A stored batch of this writer; None if retention deleted it meanwhile."""
     _, sequence, count = batch
-    request = wire.Fetch(to.subject, to.partition, sequence, sequence + count, 0, FETCH_BYTES, [], [], [], 1)
+    request = wire.Fetch(
+        to.subject, to.partition, sequence, sequence + count, 0, FETCH_BYTES, [], [], [], 1
+    )
     payload = call(FrameKind.FETCH, request.pack())
     fetched, start = wire.unpack_fetched(payload)
     for envelope, region in batches_in(payload[start:], fetched.batches, _key(to)):
@@ -140,7 +173,9 @@ def _read(to: RowTarget, batch: Batch, call: Call) -> BatchView | None:
             return view
     if fetched.start_sequence > sequence:
         return None
-    raise LogDamaged(f"{to} listed a batch of {count} messages from {sequence} on, but did not return it")
+    raise LogDamaged(
+        f"{to} listed a batch of {count} messages from {sequence} on, but did not return it"
+    )
 
 
 def _key(to: RowTarget) -> QueueKey:
@@ -168,7 +203,10 @@ class SinkCluster:
     def __init__(self, servers: str) -> None:
         self._servers = parse_servers(servers)
         self._metadata = Metadata(servers, METADATA_MS)
-        self._masters = {is_delayed: MasterConnections(self._metadata, delayed=is_delayed) for is_delayed in (False, True)}
+        self._masters = {
+            is_delayed: MasterConnections(self._metadata, delayed=is_delayed)
+            for is_delayed in (False, True)
+        }
         self._closed: dict[tuple[str, RowTarget], int] = {}
         """Partitions that a writer saw closed, with the epoch; they cannot have rows of later epochs."""
 
@@ -267,7 +305,9 @@ class SinkAnswer(NamedTuple):
 class SinkConnection:
     """A connection to a broker group; `to` is any of its queues."""
 
-    def __init__(self, to: RowTarget, channel: BlockingConnection, events: SimpleQueue[SinkAnswer]) -> None:
+    def __init__(
+        self, to: RowTarget, channel: BlockingConnection, events: SimpleQueue[SinkAnswer]
+    ) -> None:
         self.to = to
         self.channel = channel
         self.under_way: dict[int, tuple[Packet, int]] = {}
@@ -275,7 +315,9 @@ class SinkConnection:
         self._events = events
         self._due = threading.Semaphore(0)
         self._is_ending = False
-        self._thread = threading.Thread(target=self._receive, name=f"answers of {to.broker_group}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._receive, name=f"answers of {to.broker_group}", daemon=True
+        )
         self._thread.start()
 
     def send(self, packet: Packet, buffers: tuple[bytes, ...]) -> None:

@@ -16,7 +16,15 @@ from pyspark_qmq.sink.options import Fields
 from pyspark_qmq.sink.packets import Load, Packet
 from pyspark_qmq.sink.row_identity import RowWriter
 from qmq.wire.batch import sent_envelope
-from qmq.wire.batch_columns import REGION, BatchFlag, Column, Compression, compress, padded, tag_hash
+from qmq.wire.batch_columns import (
+    REGION,
+    BatchFlag,
+    Column,
+    Compression,
+    compress,
+    padded,
+    tag_hash,
+)
 
 Buffer = bytes | memoryview
 
@@ -24,7 +32,13 @@ _PADS: Final = [bytes(size) for size in range(8)]
 
 
 def encode(
-    packet: Packet, writer: RowWriter, fields: Fields, *, now_ms: int, is_ordered: bool, compression: Compression = Compression.NONE
+    packet: Packet,
+    writer: RowWriter,
+    fields: Fields,
+    *,
+    now_ms: int,
+    is_ordered: bool,
+    compression: Compression = Compression.NONE,
 ) -> tuple[bytes, bytes]:
     """(envelope, region), ready to send. Raises MessageTooLarge, InvalidArgument (a library for compression is missing)."""
     load, to = packet.load, packet.to
@@ -36,7 +50,9 @@ def encode(
     columns.tags()
     columns.headers()
     columns.due_times_ms()
-    body_bytes, bodies = columns.bodies(compression if load.due_times_ms is None else Compression.NONE)
+    body_bytes, bodies = columns.bodies(
+        compression if load.due_times_ms is None else Compression.NONE
+    )
     subject = to.subject.encode()
     header = REGION.pack(
         writer.producer_id(to),
@@ -130,14 +146,24 @@ class _Columns:
         if marks[-1]:
             distinct = items.dictionary_encode()
             hashes = np.array([tag_hash(each) for each in distinct.dictionary.to_pylist()], "<u8")
-            self._add(Column.TAGS, marks, hashes[distinct.indices.to_numpy()], *arrow_vectors.strings(items))
+            self._add(
+                Column.TAGS,
+                marks,
+                hashes[distinct.indices.to_numpy()],
+                *arrow_vectors.strings(items),
+            )
 
     def headers(self) -> None:
         """The column of headers; omitted if no row has any."""
         if self._fields.headers >= 0:
             marks, (names, values) = arrow_vectors.lists(self._column(self._fields.headers))
             if marks[-1]:
-                self._add(Column.HEADERS, marks, *arrow_vectors.strings(names), *arrow_vectors.strings(values))
+                self._add(
+                    Column.HEADERS,
+                    marks,
+                    *arrow_vectors.strings(names),
+                    *arrow_vectors.strings(values),
+                )
 
     def due_times_ms(self) -> None:
         if self._load.due_times_ms is not None:

@@ -37,16 +37,23 @@ class WrittenRows:
     destinations: frozenset[Destination]
 
 
-def refuse_left_over(answer: Answer, tasks: Sequence[WrittenRows], destinations: Iterable[Destination] = ()) -> None:
+def refuse_left_over(
+    answer: Answer, tasks: Sequence[WrittenRows], destinations: Iterable[Destination] = ()
+) -> None:
     """`tasks`: all tasks of the epoch. `destinations`: more than those of the tasks. Raises InvalidArgument, and as `answer`."""
     if not tasks:
         return
     epoch = tasks[0].writer
     known = {each.writer.partition: each for each in tasks}
-    for subject, is_delayed in sorted({*destinations, *[to for each in tasks for to in each.destinations]}):
+    for subject, is_delayed in sorted(
+        {*destinations, *[to for each in tasks for to in each.destinations]}
+    ):
         try:
             where = answer(Locate(subject, is_delayed), epoch)
-        except (UnknownSubject, AccessDenied):  # The subject of rows that name none, and each row names one.
+        except (
+            UnknownSubject,
+            AccessDenied,
+        ):  # The subject of rows that name none, and each row names one.
             continue
         for partition in range(len(tasks) + BEYOND):
             task, writer = known.get(partition), replace(epoch, partition=partition)
@@ -60,7 +67,9 @@ def refuse_left_over(answer: Answer, tasks: Sequence[WrittenRows], destinations:
 def _queues(where: Where | LookedUp, subject: str, is_delayed: bool) -> list[RowTarget]:
     assert not isinstance(where, LookedUp)
     if isinstance(where, Routes):
-        return [RowTarget(subject, part.number, part.broker_group) for part in where.partitions.values()]
+        return [
+            RowTarget(subject, part.number, part.broker_group) for part in where.partitions.values()
+        ]
     return [RowTarget(subject, 0, group, is_delayed) for group in where]
 
 

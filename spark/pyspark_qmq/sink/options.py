@@ -88,7 +88,9 @@ class SinkOptions:
         if not servers:
             raise InvalidArgument("give the cluster: option qmq.servers (host:port of metaservers)")
         if given.has("path"):
-            raise InvalidArgument('rows are written to brokers: .save() without a path, and .option("qmq.servers", ...)')
+            raise InvalidArgument(
+                'rows are written to brokers: .save() without a path, and .option("qmq.servers", ...)'
+            )
         retry_ms = given.number("qmq.retryMs", 0, RETRY_MS_MAX)
         return cls(
             servers,
@@ -104,7 +106,9 @@ class SinkOptions:
 def _subject(given: OptionValues) -> str:
     names = {given.text(name) for name in ("subject", "topic") if given.has(name)}
     if len(names) > 1:
-        raise InvalidArgument(f"options subject and topic have the same meaning, but name {' and '.join(sorted(names))}: give one")
+        raise InvalidArgument(
+            f"options subject and topic have the same meaning, but name {' and '.join(sorted(names))}: give one"
+        )
     return check_name("subject", names.pop()) if names else ""
 
 
@@ -121,7 +125,9 @@ def _compression(given: OptionValues) -> Compression:
     text = given.text("qmq.compression", "none").lower()
     known = {each.name.lower(): each for each in Compression}
     if text not in known:
-        raise InvalidArgument(f"option qmq.compression must be one of {', '.join(known)}, not {text!r}")
+        raise InvalidArgument(
+            f"option qmq.compression must be one of {', '.join(known)}, not {text!r}"
+        )
     return known[text]
 
 
@@ -169,7 +175,9 @@ class Fields:
         for place, field in enumerate(schema.fields):
             name = _name_of(field)
             if name in places:
-                raise InvalidArgument(f"columns {schema.fields[places[name]].name!r} and {field.name!r} both are the {name}: keep one")
+                raise InvalidArgument(
+                    f"columns {schema.fields[places[name]].name!r} and {field.name!r} both are the {name}: keep one"
+                )
             places[name] = place
         if "body" not in places:
             raise InvalidArgument("the rows need a column `body` (or `value`)")
@@ -177,7 +185,9 @@ class Fields:
             raise InvalidArgument("give the rows' subject: option subject, or a column `subject`")
         for first, second in _ONE_OF:
             if first in places and second in places:
-                raise InvalidArgument(f"columns {first!r} and {second!r} have the same meaning: keep one")
+                raise InvalidArgument(
+                    f"columns {first!r} and {second!r} have the same meaning: keep one"
+                )
         return cls(**places)
 
 
@@ -186,9 +196,15 @@ def _name_of(field: StructField) -> str:
     name = _ALIASES.get(lower, lower)
     if name not in COLUMNS:
         near = difflib.get_close_matches(lower, [*COLUMNS, *_ALIASES], 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"drop it, or put it into `headers`; columns: {', '.join(COLUMNS)}"
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"drop it, or put it into `headers`; columns: {', '.join(COLUMNS)}"
+        )
         raise InvalidArgument(f"a message has no column {field.name!r}: {hint}")
     kind = field.dataType.simpleString()
     if kind not in COLUMNS[name]:
-        raise InvalidArgument(f"column {field.name!r} must be {' or '.join(COLUMNS[name])}, not {kind}: cast it")
+        raise InvalidArgument(
+            f"column {field.name!r} must be {' or '.join(COLUMNS[name])}, not {kind}: cast it"
+        )
     return name

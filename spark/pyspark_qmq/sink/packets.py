@@ -37,7 +37,16 @@ from pyspark_qmq.sink.row_identity import ID_BYTES, ROWS_MAX, Ids, Rows, RowTarg
 from qmq.delivery.in_flight_batch import InFlightBatch
 from qmq.delivery.retries import RetryRules
 from qmq.delivery.window import InFlightWindow
-from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected, NumberTaken, OrderMismatch, Outcome, QmqError, ReadOnly
+from qmq.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotConnected,
+    NumberTaken,
+    OrderMismatch,
+    Outcome,
+    QmqError,
+    ReadOnly,
+)
 from qmq.limits import MIB
 from qmq.model import check_name
 
@@ -104,12 +113,20 @@ class Cutter:
             yield self._whole()
 
     def _times(self, batch: pa.RecordBatch) -> Int64 | None:
-        return arrow_vectors.milliseconds(batch.column(self._fields.create_time), up=False) if self._fields.create_time >= 0 else None
+        return (
+            arrow_vectors.milliseconds(batch.column(self._fields.create_time), up=False)
+            if self._fields.create_time >= 0
+            else None
+        )
 
     def _fitting(self, ends: Int64, at: int) -> int:
         """How many rows from `at` on fit into the open chunk."""
         room = self._bytes_max - self._bytes + (int(ends[at - 1]) if at else 0)
-        count = min(int(np.searchsorted(ends, room, "right")) - at, self._rows_max - self._rows, len(ends) - at)
+        count = min(
+            int(np.searchsorted(ends, room, "right")) - at,
+            self._rows_max - self._rows,
+            len(ends) - at,
+        )
         return 1 if count <= 0 and not self._rows else max(count, 0)
 
     def _near(self, times: Int64) -> int:
@@ -118,7 +135,10 @@ class Cutter:
             return 0
         earliest, latest = np.minimum.accumulate(times), np.maximum.accumulate(times)
         if self._earliest is not None:
-            earliest, latest = np.minimum(earliest, self._earliest), np.maximum(latest, self._latest)
+            earliest, latest = (
+                np.minimum(earliest, self._earliest),
+                np.maximum(latest, self._latest),
+            )
         count = int(np.searchsorted(latest - earliest, SPREAD_MS_MAX, "right"))
         if count:
             self._earliest, self._latest = int(earliest[count - 1]), int(latest[count - 1])
@@ -175,7 +195,14 @@ class Load:
 
         size = max(self.size * len(chosen) // len(self.rows), 1)
         return Load(
-            self.number, self.rows[chosen], size, self.chunk, some(self.places), some(self.lps), some(self.ids), some(self.due_times_ms)
+            self.number,
+            self.rows[chosen],
+            size,
+            self.chunk,
+            some(self.places),
+            some(self.lps),
+            some(self.ids),
+            some(self.due_times_ms),
         )
 
     @classmethod
@@ -189,7 +216,16 @@ class Load:
 
         first = pieces[0]
         size = sum(each.size for each in pieces)
-        return cls(first.number, whole("rows"), size, first.chunk, whole("places"), whole("lps"), whole("ids"), whole("due_times_ms"))
+        return cls(
+            first.number,
+            whole("rows"),
+            size,
+            first.chunk,
+            whole("places"),
+            whole("lps"),
+            whole("ids"),
+            whole("due_times_ms"),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -231,13 +267,19 @@ class Done:
         is_done = np.isin(load.rows, self._rows)
         if self._ids and load.ids is not None:
             kind = pa.binary(ID_BYTES)
-            found = pa.Array.from_buffers(kind, len(load.rows), [None, pa.py_buffer(np.ascontiguousarray(load.ids))])
-            is_done |= pc.is_in(found, value_set=pa.array(list(self._ids), kind)).to_numpy(zero_copy_only=False)
+            found = pa.Array.from_buffers(
+                kind, len(load.rows), [None, pa.py_buffer(np.ascontiguousarray(load.ids))]
+            )
+            is_done |= pc.is_in(found, value_set=pa.array(list(self._ids), kind)).to_numpy(
+                zero_copy_only=False
+            )
         chosen = np.flatnonzero(~is_done)
         return load.pick(chosen) if len(chosen) else None
 
 
-def split(chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, now_ms: int) -> Iterator[tuple[str, bool, Load]]:
+def split(
+    chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, now_ms: int
+) -> Iterator[tuple[str, bool, Load]]:
     """Split a chunk into loads: (subject, whether delayed, load). `own_ids`: the message ids of all rows, if they have their own.
 
     Raises InvalidArgument, InvalidName: a row's subject. DelayTooLong.
@@ -248,7 +290,13 @@ def split(chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, no
     rows = chunk.first_row + np.arange(chunk.batch.num_rows, dtype=np.int64)
     for each in np.unique(classes).tolist():
         places = np.flatnonzero(classes == each)
-        load = Load(chunk.number, rows[places], int(chunk.sizes[places].sum()) + ROW_BYTES * len(places), chunk, places)
+        load = Load(
+            chunk.number,
+            rows[places],
+            int(chunk.sizes[places].sum()) + ROW_BYTES * len(places),
+            chunk,
+            places,
+        )
         if own_ids is not None:
             load = replace(load, ids=own_ids[places])
         if each % 2 and due_times_ms is not None:
@@ -257,7 +305,9 @@ def split(chunk: RowChunk, fields: Fields, default: str, own_ids: Ids | None, no
         yield names[each // 2], bool(each % 2), load
 
 
-def _subjects(chunk: RowChunk, fields: Fields, default: str) -> tuple[list[str], npt.NDArray[np.int64]]:
+def _subjects(
+    chunk: RowChunk, fields: Fields, default: str
+) -> tuple[list[str], npt.NDArray[np.int64]]:
     """The distinct subjects, and the index of each row's subject."""
     if fields.subject < 0:
         return [default], np.zeros(chunk.batch.num_rows, np.int64)
@@ -265,7 +315,9 @@ def _subjects(chunk: RowChunk, fields: Fields, default: str) -> tuple[list[str],
     if array.null_count:
         if not default:
             at = chunk.first_row + int(np.argmin(arrow_vectors.valid(array)))
-            raise InvalidArgument(f"row {at} of its Spark partition has no subject, and there is no option subject for such rows")
+            raise InvalidArgument(
+                f"row {at} of its Spark partition has no subject, and there is no option subject for such rows"
+            )
         array = pc.fill_null(array, default)
     found = array.dictionary_encode()
     names = [check_name("subject", each) for each in found.dictionary.to_pylist()]
@@ -283,27 +335,38 @@ def _due_times_ms(chunk: RowChunk, fields: Fields, now_ms: int) -> tuple[Any, An
         due_times_ms = np.maximum(arrow_vectors.milliseconds(array, up=True), 0)
     else:
         return None, None
-    return (due_times_ms, arrow_vectors.valid(array)) if array.null_count < len(array) else (None, None)
+    return (
+        (due_times_ms, arrow_vectors.valid(array))
+        if array.null_count < len(array)
+        else (None, None)
+    )
 
 
 def routed(load: Load, fields: Fields, subject: str, logical_partitions: int) -> Load:
     """A load of an ordered subject with the logical partitions of its keys. Raises OrderMismatch for a row without a key."""
     keys = require_keys(load, fields, subject)
     distinct = keys.dictionary_encode()
-    found = [logical_partition(_bytes(key), logical_partitions) for key in distinct.dictionary.to_pylist()]
+    found = [
+        logical_partition(_bytes(key), logical_partitions)
+        for key in distinct.dictionary.to_pylist()
+    ]
     return replace(load, lps=np.array(found, np.uint16)[distinct.indices.to_numpy()])
 
 
 def require_keys(load: Load, fields: Fields, subject: str) -> pa.Array:
     """The keys of a load of an ordered subject. Raises OrderMismatch for a row without a key."""
     if fields.key < 0:
-        raise OrderMismatch(f"subject {subject!r} is ordered: its messages have keys, so give the rows a column `key`")
+        raise OrderMismatch(
+            f"subject {subject!r} is ordered: its messages have keys, so give the rows a column `key`"
+        )
     assert load.places is not None
     keys = arrow_vectors.taken(load.chunk.batch.column(fields.key), load.places)
     empty = arrow_vectors.lengths(keys) == 0
     if empty.any():
         row = load.rows[int(np.argmax(empty))]
-        raise OrderMismatch(f"row {row} of its Spark partition has no key, and subject {subject!r} is ordered: its messages need keys")
+        raise OrderMismatch(
+            f"row {row} of its Spark partition has no key, and subject {subject!r} is ordered: its messages need keys"
+        )
     return keys
 
 
@@ -318,7 +381,15 @@ WINDOW: Final = 8
 class PacketWindow(InFlightWindow[Packet]):
     """`number`: the first number, for a queue whose numbers have no gaps."""
 
-    def __init__(self, to: RowTarget, retry_s: float, *, rules: RetryRules, number: int = 0, window: int = WINDOW) -> None:
+    def __init__(
+        self,
+        to: RowTarget,
+        retry_s: float,
+        *,
+        rules: RetryRules,
+        number: int = 0,
+        window: int = WINDOW,
+    ) -> None:
         super().__init__(window, rules)
         self.to = to
         self.number = number
@@ -362,7 +433,11 @@ class PacketWindow(InFlightWindow[Packet]):
 
     def wake_at(self, now: float) -> float:
         """The latest time to call `next` and `check` again; infinity if only answers can change the state."""
-        return min(super().wake_at(now), self._quiet_since + self._retry_s) if self.flight else math.inf
+        return (
+            min(super().wake_at(now), self._quiet_since + self._retry_s)
+            if self.flight
+            else math.inf
+        )
 
     # --- in ------------------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,9 @@ def of_batch(view: BatchView) -> Prints:
 
 def _items(load: Load, column: int) -> Iterable[Any]:
     assert load.places is not None
-    marks, data = arrow_vectors.strings(arrow_vectors.taken(load.chunk.batch.column(column), load.places))
+    marks, data = arrow_vectors.strings(
+        arrow_vectors.taken(load.chunk.batch.column(column), load.places)
+    )
     return (data[a:b] for a, b in pairwise(marks.tolist()))
 
 

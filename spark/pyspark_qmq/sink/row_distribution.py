@@ -68,9 +68,16 @@ K = TypeVar("K", bound=Hashable)
 class RowSender(Generic[K]):
     """The base of a `SubjectCore` that has a `PacketWindow` for each key. `prints_of`: the fingerprints of an attempt's rows."""
 
-    def __init__(self, subject: str, retry_s: float, rules: RetryRules, prints_of: Callable[[Load], Prints]) -> None:
+    def __init__(
+        self, subject: str, retry_s: float, rules: RetryRules, prints_of: Callable[[Load], Prints]
+    ) -> None:
         self.stored = self.found = self.batches = 0
-        self._subject, self._retry_s, self._rules, self._prints_of = subject, retry_s, rules, prints_of
+        self._subject, self._retry_s, self._rules, self._prints_of = (
+            subject,
+            retry_s,
+            rules,
+            prints_of,
+        )
         self._passed = 0
         """Rows below this number have come."""
         self._has_later = False
@@ -153,7 +160,14 @@ class RowSender(Generic[K]):
                 return packet
         return None
 
-    def _answered(self, window: PacketWindow, packet: Packet, attempt: int, failure: QmqError | None, now: float) -> None:
+    def _answered(
+        self,
+        window: PacketWindow,
+        packet: Packet,
+        attempt: int,
+        failure: QmqError | None,
+        now: float,
+    ) -> None:
         before = window.stored
         self.stored += window.answered(packet, attempt, failure, now)
         self.batches += window.stored - before
@@ -166,7 +180,11 @@ class RowSender(Generic[K]):
     def check(self, now: float) -> None:
         for window in self._windows.values():
             window.check(now)
-        if self._trouble is not None and self._stuck_since is not None and now >= self._stuck_since + self._retry_s:
+        if (
+            self._trouble is not None
+            and self._stuck_since is not None
+            and now >= self._stuck_since + self._retry_s
+        ):
             raise self._trouble
 
     def wake_at(self, now: float) -> float:
@@ -179,7 +197,9 @@ class RowSender(Generic[K]):
 
     @property
     def pending_bytes(self) -> int:
-        flying = sum(packet.load.size for window in self._windows.values() for packet in window.flight)
+        flying = sum(
+            packet.load.size for window in self._windows.values() for packet in window.flight
+        )
         return flying + sum(load.size for load in self._unsent())
 
 
@@ -231,7 +251,9 @@ class BalancedRows(RowSender[str]):
 
     def located(self, where: Where, now: float) -> None:
         if isinstance(where, Routes):
-            raise OrderMismatch(f"subject {self._subject!r} is ordered, and was not when the write began")
+            raise OrderMismatch(
+                f"subject {self._subject!r} is ordered, and was not when the write began"
+            )
         self._groups, self._wants_location = where, False
         self._succeeded()
         self._place(now)
@@ -265,7 +287,12 @@ class BalancedRows(RowSender[str]):
         while self._ready:
             group = self._choose(self._ready[0], now)
             if group is None:
-                self._stuck(ReadOnly(f"all broker groups of {self._subject!r} are drained: {', '.join(sorted(self._groups))}"), now)
+                self._stuck(
+                    ReadOnly(
+                        f"all broker groups of {self._subject!r} are drained: {', '.join(sorted(self._groups))}"
+                    ),
+                    now,
+                )
                 return
             load = self._ready.popleft()
             self._window(group).put(load, now, self._writer.number_of(int(load.rows[0])))
@@ -307,18 +334,36 @@ class BalancedRows(RowSender[str]):
             raise self._misfit(min(self._owed, default=self._passed), "which did not come again")
 
     def _choose(self, load: Load, now: float) -> str | None:
-        open_groups = {group: is_open and self._closed_until.get(group, 0.0) <= now for group, is_open in self._groups.items()}
+        open_groups = {
+            group: is_open and self._closed_until.get(group, 0.0) <= now
+            for group, is_open in self._groups.items()
+        }
         if self._home is not None:
-            return next((group for group, is_home in self._home.choose(open_groups, now).items() if is_home), None)
+            return next(
+                (
+                    group
+                    for group, is_home in self._home.choose(open_groups, now).items()
+                    if is_home
+                ),
+                None,
+            )
         first_row = int(load.rows[0])
         takes = [group for group, is_open in open_groups.items() if is_open]
-        return max(takes, key=lambda group: rank(self._writer, first_row, self._target(group)), default=None)
+        return max(
+            takes,
+            key=lambda group: rank(self._writer, first_row, self._target(group)),
+            default=None,
+        )
 
     def _window(self, group: str) -> PacketWindow:
         found = self._windows.get(group)
         if found is None:
-            most = WINDOW if self._home is None else 1  # A batch that is refused while the next one is stored would come after it.
-            found = self._windows[group] = PacketWindow(self._target(group), self._retry_s, window=most, rules=self._rules)
+            most = (
+                WINDOW if self._home is None else 1
+            )  # A batch that is refused while the next one is stored would come after it.
+            found = self._windows[group] = PacketWindow(
+                self._target(group), self._retry_s, window=most, rules=self._rules
+            )
         return found
 
     # --- sending -------------------------------------------------------------------------------------------------------
@@ -400,15 +445,25 @@ class PartitionedRows(RowSender[int]):
             for part in self._closed.values()
             if part.number not in self._looked
         ]
-        new = [Look(self._target(part)) for part in self._open.values() if part.number not in self._looked]
-        return [*closed, *new, *[Look(window.to) for window in self._windows.values() if window.wants_look]]
+        new = [
+            Look(self._target(part))
+            for part in self._open.values()
+            if part.number not in self._looked
+        ]
+        return [
+            *closed,
+            *new,
+            *[Look(window.to) for window in self._windows.values() if window.wants_look],
+        ]
 
     def _target(self, part: RoutePartition) -> RowTarget:
         return RowTarget(self._subject, part.number, part.broker_group)
 
     def located(self, where: Where, now: float) -> None:
         if not isinstance(where, Routes):
-            raise OrderMismatch(f"subject {self._subject!r} is not ordered, and was when the write began")
+            raise OrderMismatch(
+                f"subject {self._subject!r} is not ordered, and was when the write began"
+            )
         self._succeeded()
         self._wants_location = False
         if where.version >= self._version:
@@ -423,8 +478,14 @@ class PartitionedRows(RowSender[int]):
         for number in closed.keys() & self._open.keys():
             self._leave(number)
         self._version = routes.version
-        self._open = {number: part for number, part in routes.partitions.items() if number not in sources}
-        self._closed = {number: part for number, part in closed.items() if not self._may_skip(self._target(part))}
+        self._open = {
+            number: part for number, part in routes.partitions.items() if number not in sources
+        }
+        self._closed = {
+            number: part
+            for number, part in closed.items()
+            if not self._may_skip(self._target(part))
+        }
         tiles = sorted(self._open.values(), key=lambda part: part.lps.first)
         self._ends = np.array([part.lps.end for part in tiles])
         self._numbers = np.array([part.number for part in tiles])
@@ -459,10 +520,16 @@ class PartitionedRows(RowSender[int]):
         self._waiting.append(load)
 
     def _place(self, now: float) -> None:
-        if self._wants_location or not self._open or not self._looked.keys() >= self._open.keys() | self._closed.keys():
+        if (
+            self._wants_location
+            or not self._open
+            or not self._looked.keys() >= self._open.keys() | self._closed.keys()
+        ):
             return
         if self._left:
-            self._waiting = deque(sorted([*_joined(self._left), *self._waiting], key=attrgetter("number")))
+            self._waiting = deque(
+                sorted([*_joined(self._left), *self._waiting], key=attrgetter("number"))
+            )
             self._left = []
         while self._waiting:
             self._cut_one(self._waiting.popleft(), now)
@@ -495,13 +562,18 @@ class PartitionedRows(RowSender[int]):
         if len(self._owed):
             raise self._misfit(int(self._owed[0]), "which did not come again")
         if self._owed_ids:
-            raise self._misfit(self._passed, f"with the message id {min(self._owed_ids).hex()}, which did not come again")
+            raise self._misfit(
+                self._passed,
+                f"with the message id {min(self._owed_ids).hex()}, which did not come again",
+            )
 
     def _window(self, number: int) -> PacketWindow:
         found = self._windows.get(number)
         if found is None:
             to = self._target(self._open[number])
-            found = self._windows[number] = PacketWindow(to, self._retry_s, number=self._looked[number], rules=self._rules)
+            found = self._windows[number] = PacketWindow(
+                to, self._retry_s, number=self._looked[number], rules=self._rules
+            )
         return found
 
     # --- sending -------------------------------------------------------------------------------------------------------

@@ -46,7 +46,9 @@ class Counts:
     """Rows stored by an earlier attempt."""
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.rows + other.rows, self.batches + other.batches, self.found + other.found)
+        return Counts(
+            self.rows + other.rows, self.batches + other.batches, self.found + other.found
+        )
 
 
 class WriteTask:
@@ -103,7 +105,9 @@ class WriteTask:
 
     def _put(self, chunk: RowChunk) -> None:
         own_ids = self._own_ids(chunk)
-        for subject, is_delayed, load in packets.split(chunk, self._fields, self._options.subject, own_ids, self._time_ms()):
+        for subject, is_delayed, load in packets.split(
+            chunk, self._fields, self._options.subject, own_ids, self._time_ms()
+        ):
             lps = self._logical_partitions(subject)
             if lps and is_delayed:
                 packets.require_keys(load, self._fields, subject)
@@ -122,13 +126,17 @@ class WriteTask:
             return None
         array = chunk.batch.column(self._fields.message_id)
         ids = self._writer.message_ids(chunk.first_row + np.arange(len(array), dtype=np.int64))
-        ids[arrow_vectors.valid(array)] = arrow_vectors.unhex(arrow_vectors.strings(array.drop_null()))
+        ids[arrow_vectors.valid(array)] = arrow_vectors.unhex(
+            arrow_vectors.strings(array.drop_null())
+        )
         return ids
 
     def _logical_partitions(self, subject: str) -> int:
         found = self._kinds.get(subject)
         if found is None:
-            found = self._kinds[subject] = self._patiently(lambda: self._cluster.logical_partitions(subject, creates=self._options.creates))
+            found = self._kinds[subject] = self._patiently(
+                lambda: self._cluster.logical_partitions(subject, creates=self._options.creates)
+            )
         return found
 
     def _patiently(self, act: Callable[[], int]) -> int:
@@ -144,10 +152,20 @@ class WriteTask:
     def _core(self, subject: str, is_delayed: bool, *, is_ordered: bool) -> SubjectCore:
         if is_ordered and not is_delayed:
             return PartitionedRows(
-                subject, self._retry_s, may_skip=lambda to: self._cluster.may_skip(self._writer, to), prints_of=self._prints_of
+                subject,
+                self._retry_s,
+                may_skip=lambda to: self._cluster.may_skip(self._writer, to),
+                prints_of=self._prints_of,
             )
         home = DelayHome(subject) if is_ordered else None
-        return BalancedRows(subject, self._writer, self._retry_s, is_delayed=is_delayed, home=home, prints_of=self._prints_of)
+        return BalancedRows(
+            subject,
+            self._writer,
+            self._retry_s,
+            is_delayed=is_delayed,
+            home=home,
+            prints_of=self._prints_of,
+        )
 
     def _prints_of(self, load: Load) -> Prints:
         return of_load(load, self._fields)
@@ -217,17 +235,25 @@ class WriteTask:
         key = to.broker_group, to.is_delayed
         found = self._connections.get(key)
         if found is None:
-            found = self._connections[key] = SinkConnection(to, self._cluster.take(to), self._events)
+            found = self._connections[key] = SinkConnection(
+                to, self._cluster.take(to), self._events
+            )
         return found
 
     # --- answers -------------------------------------------------------------------------------------------------------
 
     def _take(self, answer: SinkAnswer) -> None:
         connection = answer.connection
-        if self._connections.get((connection.to.broker_group, connection.to.is_delayed)) is not connection:
+        if (
+            self._connections.get((connection.to.broker_group, connection.to.is_delayed))
+            is not connection
+        ):
             return  # An answer of an abandoned connection; its packets are looked up again anyway.
         if answer.is_broken:
-            self._break(connection.to, answer.failure or NotConnected("the connection ended", outcome=Outcome.UNKNOWN))
+            self._break(
+                connection.to,
+                answer.failure or NotConnected("the connection ended", outcome=Outcome.UNKNOWN),
+            )
             return
         packet, attempt = connection.under_way.pop(answer.request_id)
         core = self._cores[packet.to.subject, packet.to.is_delayed]

@@ -13,7 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
@@ -56,7 +60,14 @@ class LogWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """One task's rows. Raises as `WriteTask.run`."""
-        return _write(iterator, self._options, self._fields, self.name, 0, may_repeat=bool(self._options.txn_id))
+        return _write(
+            iterator,
+            self._options,
+            self._fields,
+            self.name,
+            0,
+            may_repeat=bool(self._options.txn_id),
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Everything that tasks reported as stored is stored. Raises InvalidArgument if an earlier attempt had more tasks."""
@@ -80,10 +91,19 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         context = _context()
         query, epoch = context.getLocalProperty(QUERY), context.getLocalProperty(EPOCH)
         if epoch is None or (query is None and not self._options.txn_id):
-            raise InvalidArgument("Spark passes no query id and epoch, so the sink cannot tell a repeated write from a new one")
+            raise InvalidArgument(
+                "Spark passes no query id and epoch, so the sink cannot tell a repeated write from a new one"
+            )
         run = context.getLocalProperty(RUN) or uuid.uuid4().hex
         may_repeat = run not in _runs
-        found = _write(iterator, self._options, self._fields, self._options.txn_id or str(query), int(epoch), may_repeat=may_repeat)
+        found = _write(
+            iterator,
+            self._options,
+            self._fields,
+            self._options.txn_id or str(query),
+            int(epoch),
+            may_repeat=may_repeat,
+        )
         _runs.add(run)
         return found
 
@@ -94,7 +114,10 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - the name is Spark's
         """Stored rows cannot be removed from a log. Spark repeats the epoch, which finds them."""
-        _say(f"epoch {batchId}, aborted; what is stored stays, and is found when it is repeated", messages)
+        _say(
+            f"epoch {batchId}, aborted; what is stored stays, and is found when it is repeated",
+            messages,
+        )
 
 
 def arrow_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> LogWriter:
@@ -103,14 +126,20 @@ def arrow_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     return LogWriter(asked, fields, asked.txn_id or uuid.uuid4().hex)
 
 
-def arrow_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> LogStreamWriter:
+def arrow_stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> LogStreamWriter:
     """For `df.writeStream`. Raises InvalidArgument, InvalidName."""
     return LogStreamWriter(*_planned(options, schema, overwrite))
 
 
-def _planned(options: Mapping[str, str], schema: StructType, overwrite: bool) -> tuple[SinkOptions, Fields]:
+def _planned(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> tuple[SinkOptions, Fields]:
     if overwrite:
-        raise InvalidArgument('the sink can only append to a log: use .mode("append"), and for streams .outputMode("append")')
+        raise InvalidArgument(
+            'the sink can only append to a log: use .mode("append"), and for streams .outputMode("append")'
+        )
     asked = SinkOptions.parse(options)
     return asked, Fields.of(schema, has_subject=bool(asked.subject))
 
@@ -122,7 +151,15 @@ def _context() -> Any:
     return context
 
 
-def _write(iterator: Iterator[pa.RecordBatch], options: SinkOptions, fields: Fields, name: str, epoch: int, *, may_repeat: bool) -> Written:
+def _write(
+    iterator: Iterator[pa.RecordBatch],
+    options: SinkOptions,
+    fields: Fields,
+    name: str,
+    epoch: int,
+    *,
+    may_repeat: bool,
+) -> Written:
     from pyspark_qmq.sink.cluster import cluster_at
 
     partition = _context().partitionId()
@@ -141,7 +178,11 @@ def _check(options: SinkOptions, messages: list[WriterCommitMessage | None]) -> 
         more = [(options.subject, False)] if options.subject else []
         with closing(SinkCluster(options.servers)) as cluster:
             refuse_left_over(
-                lambda ask, writer: patiently(lambda: cluster.answer(ask, writer), options.retry_ms), [each.rows for each in written], more
+                lambda ask, writer: patiently(
+                    lambda: cluster.answer(ask, writer), options.retry_ms
+                ),
+                [each.rows for each in written],
+                more,
             )
 
 
@@ -149,4 +190,7 @@ def _say(what: str, messages: list[WriterCommitMessage | None]) -> None:
     """Write to standard error, which Spark puts into the driver's log."""
     total = sum([each.counts for each in messages if isinstance(each, Written)], Counts())
     if total.rows:
-        print(f"qmq: {what}: {total.rows} rows in {total.batches} batches, {total.found} were stored already", file=sys.stderr)
+        print(
+            f"qmq: {what}: {total.rows} rows in {total.batches} batches, {total.found} were stored already",
+            file=sys.stderr,
+        )

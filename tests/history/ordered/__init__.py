@@ -7,7 +7,20 @@
 """
 
 from history.ordered.checkers import OrderedReport, check_ordered
-from history.ordered.events import Deliver, Handed, Keyed, OrderedEvent, OrderedHistory, Outage, Part, Put, Rerouted, Sealed, Settle, Stored
+from history.ordered.events import (
+    Deliver,
+    Handed,
+    Keyed,
+    OrderedEvent,
+    OrderedHistory,
+    Outage,
+    Part,
+    Put,
+    Rerouted,
+    Sealed,
+    Settle,
+    Stored,
+)
 
 __all__ = [
     "Deliver",

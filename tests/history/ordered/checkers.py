@@ -114,7 +114,11 @@ def _shared_tokens(history: OrderedHistory) -> Iterator[Anomaly]:
     for grant in history.grants:
         first = holders.setdefault((grant.group, grant.partition, grant.token), grant)
         if first is not grant:
-            yield Anomaly("shared_token", f"in group {grant.group} one token belongs to {first} and to {grant}", ())
+            yield Anomaly(
+                "shared_token",
+                f"in group {grant.group} one token belongs to {first} and to {grant}",
+                (),
+            )
 
 
 def _zombie_acks(history: OrderedHistory, zombies: set[int]) -> Iterator[Anomaly]:
@@ -132,7 +136,11 @@ def _zombie_acks(history: OrderedHistory, zombies: set[int]) -> Iterator[Anomaly
             by, name = history.grants[grant], history.name(columns.message[delivery])
             what = f"{name} was acknowledged by {by} in group {by.group}"
             when = f"which began at {seconds(columns.began_ns[delivery])} and was confirmed, although {history.grants[other]} was given"
-            yield Anomaly("zombie_ack", f"{what}, {when} messages of the same logical partition from {seconds(since_ns)} on", ())
+            yield Anomaly(
+                "zombie_ack",
+                f"{what}, {when} messages of the same logical partition from {seconds(since_ns)} on",
+                (),
+            )
 
 
 def _newer_in_use(history: OrderedHistory) -> dict[int, dict[int, tuple[int, int]]]:
@@ -146,7 +154,10 @@ def _newer_in_use(history: OrderedHistory) -> dict[int, dict[int, tuple[int, int
         numbers.sort(key=lambda each: -history.grants[each].token)
         for _, same in groupby(numbers, key=lambda each: history.grants[each].token):
             holders = list(same)
-            found.update((number, {lp: in_use[lp] for lp in history.grants[number].lps if lp in in_use}) for number in holders)
+            found.update(
+                (number, {lp: in_use[lp] for lp in history.grants[number].lps if lp in in_use})
+                for number in holders
+            )
             for number in holders:
                 grant = history.grants[number]
                 for lp in grant.lps:
@@ -165,14 +176,20 @@ def _came_back(history: OrderedHistory, zombies: set[int]) -> Iterator[Anomaly]:
         for each in again:
             place = history.grant_of(each).partition, columns.sequence[each]
             first = settled.get(place)
-            is_earlier = first is None or history.grant_of(each).token < history.grant_of(first).token
+            is_earlier = (
+                first is None or history.grant_of(each).token < history.grant_of(first).token
+            )
             if columns.end[each] == "ok" and each not in zombies and is_earlier:
                 settled[place] = each
         for each in again:
             first = settled.get((history.grant_of(each).partition, columns.sequence[each]))
             if first is not None and history.grant_of(first).token < history.grant_of(each).token:
                 what = f"{history.name(columns.message[each])} was settled for certain by {history.when(first)}"
-                yield Anomaly("came_back", f"{what}, and given to group {group} again, by {history.when(each)}", ())
+                yield Anomaly(
+                    "came_back",
+                    f"{what}, and given to group {group} again, by {history.when(each)}",
+                    (),
+                )
 
 
 def early(history: OrderedHistory, *, strict: Collection[str] = ()) -> Iterator[Anomaly]:
@@ -190,13 +207,25 @@ def early(history: OrderedHistory, *, strict: Collection[str] = ()) -> Iterator[
                 told.add((partition, later))
                 what = f"group {group} was given messages of partition {later} (since version {history.routes.since[later]})"
                 before = f"{history.name(message)}, which lies before it in partition {partition}"
-                when = f"was settled at {seconds(settled_ns)}" if settled_ns < NEVER else "was never settled"
-                yield Anomaly("early", f"{what} from {seconds(opened_ns)} on, in the range of {before}, and {when}", ())
+                when = (
+                    f"was settled at {seconds(settled_ns)}"
+                    if settled_ns < NEVER
+                    else "was never settled"
+                )
+                yield Anomaly(
+                    "early",
+                    f"{what} from {seconds(opened_ns)} on, in the range of {before}, and {when}",
+                    (),
+                )
 
 
 def _settled_ns(history: OrderedHistory, group: str, message: int, partition: int) -> int:
     settled = history.settled_at(group)[message]
-    return history.copy_settled_at(group, message, partition) if message in history.copies and settled else settled
+    return (
+        history.copy_settled_at(group, message, partition)
+        if message in history.copies and settled
+        else settled
+    )
 
 
 def _lying(history: OrderedHistory) -> Iterator[tuple[int, int]]:
@@ -209,10 +238,14 @@ def _lying(history: OrderedHistory) -> Iterator[tuple[int, int]]:
             yield message, place[0]
 
 
-def _opened(history: OrderedHistory, group: str, *, is_strict: bool) -> dict[int, list[tuple[int, int]]]:
+def _opened(
+    history: OrderedHistory, group: str, *, is_strict: bool
+) -> dict[int, list[tuple[int, int]]]:
     """For each partition with successors, by logical partition: when the first successor was read, and which one."""
     routes = history.routes
-    read: dict[int, list[int]] = {number: [NEVER] * routes.logical_partitions for number in routes.parts}
+    read: dict[int, list[int]] = {
+        number: [NEVER] * routes.logical_partitions for number in routes.parts
+    }
     for grant in history.grants:
         if grant.group == group and grant.partition in read:
             for partition, lps in _opened_by(history, grant, is_strict=is_strict):
@@ -227,7 +260,9 @@ def _opened(history: OrderedHistory, group: str, *, is_strict: bool) -> dict[int
     return found
 
 
-def _opened_by(history: OrderedHistory, grant: Grant, *, is_strict: bool) -> list[tuple[int, range]]:
+def _opened_by(
+    history: OrderedHistory, grant: Grant, *, is_strict: bool
+) -> list[tuple[int, range]]:
     """The partitions that a grant opens: its range; with a strict gate all targets of the change."""
     routes = history.routes
     if not is_strict:
@@ -269,12 +304,20 @@ def _places(history: OrderedHistory) -> Iterator[Anomaly]:
         lp = history.lp_of_line[line_of[message]]
         where = f"sequence {sequence} of partition {partition}"
         if first != message:
-            found = Anomaly("two_at_one_place", f"{where} holds {history.name(first)} and {history.name(message)}", ())
+            found = Anomaly(
+                "two_at_one_place",
+                f"{where} holds {history.name(first)} and {history.name(message)}",
+                (),
+            )
         elif 0 <= sealed <= sequence:
             what = f"{history.name(message)} lies at {where}, which was closed by its command message at {sealed}"
             found = Anomaly("behind_seal", what, ())
         elif part is None or not part.first <= lp < part.end:
-            found = Anomaly("wrong_partition", f"{history.name(message)}, of logical partition {lp}, lies at {where}: {part}", ())
+            found = Anomaly(
+                "wrong_partition",
+                f"{history.name(message)}, of logical partition {lp}, lies at {where}: {part}",
+                (),
+            )
         else:
             continue
         if (message, partition, sequence) not in told:
@@ -287,7 +330,9 @@ def _claims(history: OrderedHistory) -> Iterator[tuple[int, int, int]]:
         if place is not None:
             yield message, place.partition, place.sequence
     columns, grants = history.deliveries, history.grants
-    for message, grant, sequence in zip(columns.message, columns.grant, columns.sequence, strict=True):
+    for message, grant, sequence in zip(
+        columns.message, columns.grant, columns.sequence, strict=True
+    ):
         yield message, grants[grant].partition, sequence
 
 
@@ -329,9 +374,17 @@ def _replayed(history: OrderedHistory, line: int, copies: list[Copy]) -> Iterato
         if rank != expected and not (rank < expected and copy[1] != before[1]):
             what = f"{history.name(messages[rank])} lies {_place(copy)}"
             if rank > expected:
-                yield Anomaly("stored_twice", f"{what}, behind a replay that leaves {history.name(messages[expected])} out", ())
+                yield Anomaly(
+                    "stored_twice",
+                    f"{what}, behind a replay that leaves {history.name(messages[expected])} out",
+                    (),
+                )
             else:
-                yield Anomaly("stored_twice", f"{what}, right behind {history.name(messages[before[3]])} in the same partition", ())
+                yield Anomaly(
+                    "stored_twice",
+                    f"{what}, right behind {history.name(messages[before[3]])} in the same partition",
+                    (),
+                )
             return
         before = copy
 
@@ -344,16 +397,32 @@ def _unexcused(history: OrderedHistory) -> Iterator[Anomaly]:
     for message, copies in history.copies.items():
         places = " and ".join(map(_place, copies))
         if not columns.is_resent[message] and columns.fate[message] == "ok":
-            yield Anomaly("stored_twice", f"{history.name(message)} lies at {places}, and was not sent again after a fence", ())
+            yield Anomaly(
+                "stored_twice",
+                f"{history.name(message)} lies at {places}, and was not sent again after a fence",
+                (),
+            )
         elif any(partition not in fenced for _, partition, _ in copies[:-1]):
-            yield Anomaly("stored_twice", f"{history.name(message)} lies at {places}; not all but the last of these were fenced", ())
+            yield Anomaly(
+                "stored_twice",
+                f"{history.name(message)} lies at {places}; not all but the last of these were fenced",
+                (),
+            )
 
 
 def _other_ids(history: OrderedHistory) -> Iterator[Anomaly]:
     columns, told = history.deliveries, set[int]()
-    ids = {message: place.id for message in history.copies if (place := history.messages.place[message]) is not None}
+    ids = {
+        message: place.id
+        for message in history.copies
+        if (place := history.messages.place[message]) is not None
+    }
     for delivery, message in enumerate(columns.message):
-        known = ids.setdefault(message, columns.id[delivery]) if message in history.copies else columns.id[delivery]
+        known = (
+            ids.setdefault(message, columns.id[delivery])
+            if message in history.copies
+            else columns.id[delivery]
+        )
         if known != columns.id[delivery] and message not in told:
             told.add(message)
             what = f"the copies of {history.name(message)} have two ids, {known} and {columns.id[delivery]}: {history.when(delivery)}"
@@ -381,13 +450,20 @@ class _Reader:
         """Of each line the rank that may come for the first time."""
         if group in history.latest:
             settled = history.settled_at(group)
-            self._next = [next((at for at, each in enumerate(line) if settled[each]), len(line)) for line in history.by_rank]
+            self._next = [
+                next((at for at, each in enumerate(line) if settled[each]), len(line))
+                for line in history.by_rank
+            ]
         self._last: dict[tuple[int, int], int] = {}
         """Of each grant and line the rank that was given last."""
         self._all_settled_at = history.all_settled_at(group)
 
     def read(self) -> Iterator[Anomaly]:
-        columns, ranks, line_of = self._history.deliveries, self._history.ranks, self._history.messages.line
+        columns, ranks, line_of = (
+            self._history.deliveries,
+            self._history.ranks,
+            self._history.messages.line,
+        )
         for delivery in self._history.of_group[self._group]:
             message = columns.message[delivery]
             line, rank = line_of[message], ranks[message]
@@ -412,14 +488,20 @@ class _Reader:
         message = history.deliveries.message[delivery]
         before = history.by_rank[line][missing]
         what = f"group {self._group} was given {history.name(message)} for the first time, by {history.when(delivery)}; before it was sent"
-        return Anomaly("skipped", f"{what} {history.name(before)}{_where(history, before)}, which the group had not been given", ())
+        return Anomaly(
+            "skipped",
+            f"{what} {history.name(before)}{_where(history, before)}, which the group had not been given",
+            (),
+        )
 
     def _gap(self, delivery: int, line: int, last: int) -> Anomaly:
         history = self._history
         names = history.by_rank[line]
         message = history.name(history.deliveries.message[delivery])
         what = f"group {self._group} was given {message} by {history.when(delivery)}, right behind {history.name(names[last])}"
-        return Anomaly("torn_replay", f"{what}: {history.name(names[last + 1])} is left out of the replay", ())
+        return Anomaly(
+            "torn_replay", f"{what}: {history.name(names[last + 1])} is left out of the replay", ()
+        )
 
     def _late_start(self, delivery: int, line: int, rank: int) -> Anomaly:
         history, at_ns = self._history, self._history.deliveries.at_ns[delivery]
@@ -428,7 +510,11 @@ class _Reader:
         message = history.name(history.deliveries.message[delivery])
         what = f"group {self._group} was given {message} by {history.when(delivery)}, the first of its line under this token; but"
         told = "never" if settled[before] >= NEVER else f"only at {seconds(settled[before])}"
-        return Anomaly("torn_replay", f"{what} {history.name(before)}, sent before it, was {told} said to be done", ())
+        return Anomaly(
+            "torn_replay",
+            f"{what} {history.name(before)}, sent before it, was {told} said to be done",
+            (),
+        )
 
 
 def late(history: OrderedHistory) -> int:
@@ -447,7 +533,10 @@ def late(history: OrderedHistory) -> int:
 
 def repeated(history: OrderedHistory) -> int:
     """Deliveries of messages that the group was given before: counted, not judged."""
-    return sum(len(each) - len(set(map(history.deliveries.message.__getitem__, each))) for each in history.of_group.values())
+    return sum(
+        len(each) - len(set(map(history.deliveries.message.__getitem__, each)))
+        for each in history.of_group.values()
+    )
 
 
 def _where(history: OrderedHistory, message: int) -> str:
@@ -462,8 +551,14 @@ def lost(history: OrderedHistory) -> Iterator[Anomaly]:
         given = set(map(columns.message.__getitem__, history.of_group.get(group, ())))
         settled = history.settled_at(group) if group in history.of_group else []
         for message in history.stored:
-            if message not in given and fates[message] == "ok" and not (settled and settled[message] == 0):
-                yield Anomaly("lost", f"{_told(history, message)}, and group {group} was never given it", ())
+            if (
+                message not in given
+                and fates[message] == "ok"
+                and not (settled and settled[message] == 0)
+            ):
+                yield Anomaly(
+                    "lost", f"{_told(history, message)}, and group {group} was never given it", ()
+                )
         yield from _unsettled(history, group, settled)
 
 
@@ -471,11 +566,13 @@ def _unsettled(history: OrderedHistory, group: str, settled: list[int]) -> Itera
     columns, told = history.deliveries, set[int]()
     for delivery in history.of_group.get(group, ()):
         message = columns.message[delivery]
-        if columns.end[delivery] == "fail" and settled[message] > history.last_ns and message not in told:
+        if (
+            columns.end[delivery] == "fail"
+            and settled[message] > history.last_ns
+            and message not in told
+        ):
             told.add(message)
-            what = (
-                f"{history.name(message)} was given to {history.when(delivery)} in group {group}; its acknowledgement was refused, and the"
-            )
+            what = f"{history.name(message)} was given to {history.when(delivery)} in group {group}; its acknowledgement was refused, and the"
             yield Anomaly("unsettled", f"{what} message never came again", ())
 
 
@@ -484,7 +581,9 @@ def phantom(history: OrderedHistory) -> Iterator[Anomaly]:
     for event, index in history.strangers:
         handed = event.handed[index]
         what = f"{event.process} was given {handed.key} {handed.serial} of {handed.producer}, sequence {handed.sequence} of partition"
-        yield Anomaly("phantom", f"{what} {event.partition}, at {seconds(event.t_ns)}; nobody sent it", ())
+        yield Anomaly(
+            "phantom", f"{what} {event.partition}, at {seconds(event.t_ns)}; nobody sent it", ()
+        )
     columns, fates, told = history.deliveries, history.messages.fate, set[int]()
     for delivery, message in enumerate(columns.message):
         if fates[message] == "fail" and message not in told:
@@ -523,22 +622,37 @@ class Pauses:
     @property
     def figures(self) -> dict[str, float]:
         """A row of a table."""
-        return {"p50": self.quantile(0.5), "p99": self.quantile(0.99), "max": self.quantile(1.0), "of": len(self.found_ns)}
+        return {
+            "p50": self.quantile(0.5),
+            "p99": self.quantile(0.99),
+            "max": self.quantile(1.0),
+            "of": len(self.found_ns),
+        }
 
     def quantile(self, share: float) -> float:
         """Seconds: 0.5 gives the median, 1.0 the longest; 0 if there was no occasion."""
         ordered = sorted(self.found_ns)
-        return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] / 1e9, 4) if ordered else 0.0
+        return (
+            round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] / 1e9, 4)
+            if ordered
+            else 0.0
+        )
 
 
-def stalled(history: OrderedHistory, *, slow_ns: int = SLOW_NS, after_ns: int = AFTER_NS) -> Iterator[Anomaly]:
+def stalled(
+    history: OrderedHistory, *, slow_ns: int = SLOW_NS, after_ns: int = AFTER_NS
+) -> Iterator[Anomaly]:
     """Messages that waited or failed without an excuse; for each logical partition the longest wait is reported, with the number of
     messages.
     """
     columns, excuses = history.messages, excuses_of(history)
     slow: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for message, line in enumerate(columns.line):
-        fate, since_ns, until_ns = columns.fate[message], columns.invoked_ns[message], columns.ended_ns[message]
+        fate, since_ns, until_ns = (
+            columns.fate[message],
+            columns.invoked_ns[message],
+            columns.ended_ns[message],
+        )
         if fate != "invoke" and (fate != "ok" or until_ns - since_ns > slow_ns):
             lp = history.lp_of_line[line]
             if not any(_covers(each, lp, since_ns, until_ns, after_ns) for each in excuses):
@@ -548,16 +662,28 @@ def stalled(history: OrderedHistory, *, slow_ns: int = SLOW_NS, after_ns: int = 
         since = seconds(columns.invoked_ns[message])
         what = f"{history.name(message)}, of logical partition {lp}, waited {waited_ns / 1e9:.3f} s from {since} on"
         also = f"; so did {len(found) - 1} more there" if len(found) > 1 else ""
-        yield Anomaly("stalled", f"{what} and ended as {columns.fate[message]}, while no change or outage touched it{also}", ())
+        yield Anomaly(
+            "stalled",
+            f"{what} and ended as {columns.fate[message]}, while no change or outage touched it{also}",
+            (),
+        )
 
 
 def _covers(excuse: Excuse, lp: int, since_ns: int, until_ns: int, after_ns: int) -> bool:
-    return lp in excuse.lps and since_ns <= excuse.until_ns + after_ns and excuse.since_ns <= until_ns
+    return (
+        lp in excuse.lps and since_ns <= excuse.until_ns + after_ns and excuse.since_ns <= until_ns
+    )
 
 
 def excuses_of(history: OrderedHistory) -> list[Excuse]:
     """Every change and every outage of the history."""
-    return [*changes_of(history), *(Excuse(held(history, each, each.until_ns), each.since_ns, each.until_ns) for each in history.outages)]
+    return [
+        *changes_of(history),
+        *(
+            Excuse(held(history, each, each.until_ns), each.since_ns, each.until_ns)
+            for each in history.outages
+        ),
+    ]
 
 
 def changes_of(history: OrderedHistory) -> list[Excuse]:
@@ -566,7 +692,13 @@ def changes_of(history: OrderedHistory) -> list[Excuse]:
     for change in history.routes.changes.values():
         if change.began_ns is not None:
             lps = frozenset(lp for lps in history.routes.lps_of(change.sources) for lp in lps)
-            found.append(Excuse(lps, change.began_ns, NEVER if change.published_ns is None else change.published_ns))
+            found.append(
+                Excuse(
+                    lps,
+                    change.began_ns,
+                    NEVER if change.published_ns is None else change.published_ns,
+                )
+            )
     return found
 
 
@@ -584,29 +716,46 @@ def write_pauses(history: OrderedHistory) -> dict[str, Pauses]:
     A change has to wait for an outage of its ranges. The two together count as one separate occasion.
     """
     columns = history.messages
-    ends = sorted((columns.ended_ns[each], columns.line[each]) for each, fate in enumerate(columns.fate) if fate == "ok")
+    ends = sorted(
+        (columns.ended_ns[each], columns.line[each])
+        for each, fate in enumerate(columns.fate)
+        if fate == "ok"
+    )
     return _pauses(history, ends, _occasions(history))
 
 
 def read_pauses(history: OrderedHistory, group: str) -> dict[str, Pauses]:
     """The same for a group: how long it was given nothing."""
     columns, line_of = history.deliveries, history.messages.line
-    ends = [(columns.at_ns[each], line_of[columns.message[each]]) for each in history.of_group.get(group, ())]
+    ends = [
+        (columns.at_ns[each], line_of[columns.message[each]])
+        for each in history.of_group.get(group, ())
+    ]
     return _pauses(history, ends, _occasions(history))
 
 
 def _occasions(history: OrderedHistory) -> dict[str, list[Excuse]]:
     found: defaultdict[str, list[Excuse]] = defaultdict(list)
-    outages = [(each.kind, Excuse(held(history, each, each.since_ns), each.since_ns, each.until_ns)) for each in history.outages]
+    outages = [
+        (each.kind, Excuse(held(history, each, each.since_ns), each.since_ns, each.until_ns))
+        for each in history.outages
+    ]
     for change in changes_of(history):
-        meets = any(change.lps & each.lps and change.since_ns <= each.until_ns and each.since_ns <= change.until_ns for _, each in outages)
+        meets = any(
+            change.lps & each.lps
+            and change.since_ns <= each.until_ns
+            and each.since_ns <= change.until_ns
+            for _, each in outages
+        )
         found["a change in an outage" if meets else "a change"].append(change)
     for kind, outage in outages:
         found[kind].append(outage)
     return found
 
 
-def _pauses(history: OrderedHistory, ends: Sequence[tuple[int, int]], occasions: Mapping[str, list[Excuse]]) -> dict[str, Pauses]:
+def _pauses(
+    history: OrderedHistory, ends: Sequence[tuple[int, int]], occasions: Mapping[str, list[Excuse]]
+) -> dict[str, Pauses]:
     times_ns = [at_ns for at_ns, _ in ends]
     found: dict[str, Pauses] = {}
     for kind, excuses in occasions.items():
@@ -615,12 +764,18 @@ def _pauses(history: OrderedHistory, ends: Sequence[tuple[int, int]], occasions:
     return found
 
 
-def _longest_ns(history: OrderedHistory, ends: Sequence[tuple[int, int]], times_ns: list[int], excuse: Excuse) -> int:
+def _longest_ns(
+    history: OrderedHistory, ends: Sequence[tuple[int, int]], times_ns: list[int], excuse: Excuse
+) -> int:
     """The longest pause that overlaps the span; 0 if there is no pause around the span."""
     first = bisect_left(times_ns, excuse.since_ns - MARGIN_NS)
     last = bisect_right(times_ns, min(excuse.until_ns, history.last_ns) + MARGIN_NS)
     own = [at_ns for at_ns, line in ends[first:last] if history.lp_of_line[line] in excuse.lps]
-    gaps = [late - max(early, excuse.since_ns) for early, late in pairwise(own) if late > excuse.since_ns and early <= excuse.until_ns]
+    gaps = [
+        late - max(early, excuse.since_ns)
+        for early, late in pairwise(own)
+        if late > excuse.since_ns and early <= excuse.until_ns
+    ]
     return max(gaps, default=0)
 
 
@@ -654,7 +809,9 @@ class OrderedReport:
     @property
     def figures(self) -> dict[str, dict[str, float]]:
         """The pauses: quantiles in seconds, and of how many."""
-        named = {f"writes paused by {kind}, s": pauses for kind, pauses in self.write_pauses.items()}
+        named = {
+            f"writes paused by {kind}, s": pauses for kind, pauses in self.write_pauses.items()
+        }
         for group, found in self.read_pauses.items():
             named |= {f"{group} paused by {kind}, s": pauses for kind, pauses in found.items()}
         return {name: pauses.figures for name, pauses in named.items() if pauses.found_ns}
@@ -662,13 +819,25 @@ class OrderedReport:
     def to_json(self, shown_max: int = SHOWN_MAX) -> dict[str, object]:
         """The report as plain values, with the number of all anomalies and the first few of each name."""
         shown = [str(found) for found in self._first(shown_max)]
-        return {"ok": self.ok, "drained": self.drained, **self.counts, **self.figures, "found": dict(self.names), "anomalies": shown}
+        return {
+            "ok": self.ok,
+            "drained": self.drained,
+            **self.counts,
+            **self.figures,
+            "found": dict(self.names),
+            "anomalies": shown,
+        }
 
     def __str__(self) -> str:
-        verdict = ", ".join(f"{name} {count:,}" for name, count in self.names.items()) or "no anomaly"
+        verdict = (
+            ", ".join(f"{name} {count:,}" for name, count in self.names.items()) or "no anomaly"
+        )
         head = f"{verdict} ({'drained' if self.drained else 'not drained'})"
         told = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
-        pauses = [f"{name}: {', '.join(f'{text} {value}' for text, value in found.items())}" for name, found in self.figures.items()]
+        pauses = [
+            f"{name}: {', '.join(f'{text} {value}' for text, value in found.items())}"
+            for name, found in self.figures.items()
+        ]
         return "\n".join([head, told, *pauses, *map(str, self._first(SHOWN_MAX))])
 
     def _first(self, shown_max: int) -> Iterator[Anomaly]:
@@ -696,7 +865,11 @@ def check_ordered(
 
     Raises ValueError for a history that proves nothing: see `OrderedHistory`.
     """
-    history = events if isinstance(events, OrderedHistory) else OrderedHistory(events, groups=groups, latest=latest)
+    history = (
+        events
+        if isinstance(events, OrderedHistory)
+        else OrderedHistory(events, groups=groups, latest=latest)
+    )
     checks: list[Iterator[Anomaly]] = [
         lost(history) if drained else iter(()),
         phantom(history),

@@ -272,7 +272,9 @@ class Routes:
         for event in events:
             self._learn(event)
         if sorted(self._routes) != list(range(1, len(self._routes) + 1)):
-            raise ValueError(f"the history must record every version of the route, in order; it has {sorted(self._routes)}")
+            raise ValueError(
+                f"the history must record every version of the route, in order; it has {sorted(self._routes)}"
+            )
         for version in self._routes:
             for part in self._routes[version]:
                 self.since.setdefault(part.number, version)
@@ -280,13 +282,21 @@ class Routes:
 
     def _learn(self, event: Rerouted) -> None:
         known = self._routes.setdefault(event.version, event.partitions)
-        if known != event.partitions or self.logical_partitions not in (0, event.logical_partitions):
-            raise ValueError(f"version {event.version} of the route was recorded as {known}, and as {event.partitions}")
+        if known != event.partitions or self.logical_partitions not in (
+            0,
+            event.logical_partitions,
+        ):
+            raise ValueError(
+                f"version {event.version} of the route was recorded as {known}, and as {event.partitions}"
+            )
         self.logical_partitions = event.logical_partitions
         before = {part.number for part in self._routes.get(event.version - 1, ())}
         targets = tuple(part.number for part in event.partitions if part.number not in before)
         self.parts.update((part.number, part) for part in event.partitions)
-        self.changes.setdefault(event.version, Change(event.version, event.sources, targets, event.began_ns, event.published_ns))
+        self.changes.setdefault(
+            event.version,
+            Change(event.version, event.sources, targets, event.began_ns, event.published_ns),
+        )
         self.fenced.update(event.fenced)
         for number, sequence in event.sealed:
             self.sealed[number] = max(sequence, self.sealed.get(number, -1))
@@ -296,7 +306,9 @@ class Routes:
     def _chain(self, lp: int) -> tuple[int, ...]:
         chain: list[int] = []
         for version in sorted(self._routes):
-            (holder,) = [part.number for part in self._routes[version] if part.first <= lp < part.end]
+            (holder,) = [
+                part.number for part in self._routes[version] if part.first <= lp < part.end
+            ]
             if not chain or chain[-1] != holder:
                 chain.append(holder)
         return tuple(chain)
@@ -305,8 +317,15 @@ class Routes:
         """The logical partitions that a broker group held at some time in a route that was the latest then."""
         found: set[int] = set()
         for version, route in self._routes.items():
-            if self._published_ns(version) <= until_ns and since_ns < self._published_ns(version + 1):
-                found.update(lp for part in route if part.broker_group == group for lp in range(part.first, part.end))
+            if self._published_ns(version) <= until_ns and since_ns < self._published_ns(
+                version + 1
+            ):
+                found.update(
+                    lp
+                    for part in route
+                    if part.broker_group == group
+                    for lp in range(part.first, part.end)
+                )
         return frozenset(found)
 
     def _published_ns(self, version: int) -> int:
@@ -317,7 +336,11 @@ class Routes:
 
     def lps_of(self, numbers: Iterable[int]) -> list[range]:
         """The ranges of partitions."""
-        return [range(self.parts[number].first, self.parts[number].end) for number in numbers if number in self.parts]
+        return [
+            range(self.parts[number].first, self.parts[number].end)
+            for number in numbers
+            if number in self.parts
+        ]
 
 
 class OrderedHistory:
@@ -326,7 +349,13 @@ class OrderedHistory:
     Raises ValueError for a history that proves nothing: a message with no invoke, or sent twice; serials that do not grow.
     """
 
-    def __init__(self, events: Iterable[Operation], *, groups: Collection[str] = (), latest: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        events: Iterable[Operation],
+        *,
+        groups: Collection[str] = (),
+        latest: Collection[str] = (),
+    ) -> None:
         self.messages = Messages([], [], [], [], [], [], [])
         self.deliveries = Deliveries([], [], [], [], [], [], [])
         self.lines: list[Line] = []
@@ -345,7 +374,9 @@ class OrderedHistory:
         self._handed: defaultdict[tuple[str, int, int, str], dict[int, int]] = defaultdict(dict)
         self._under_way: dict[tuple[str, int | None], Outage] = {}
         self.routes = Routes(self._read(events))
-        self.lp_of_line = [logical_partition(key.encode(), self.routes.logical_partitions) for _, key in self.lines]
+        self.lp_of_line = [
+            logical_partition(key.encode(), self.routes.logical_partitions) for _, key in self.lines
+        ]
 
     # --- reading, once ---------------------------------------------------------------------------------------------------
 
@@ -370,7 +401,10 @@ class OrderedHistory:
                     self.reset_groups.add(event.group)
                 case _:
                     pass
-        self.outages += [Outaged(each.broker_group, each.t_ns, NEVER, each.kind) for each in self._under_way.values()]
+        self.outages += [
+            Outaged(each.broker_group, each.t_ns, NEVER, each.kind)
+            for each in self._under_way.values()
+        ]
         return routes
 
     def _sent(self, put: Put) -> None:
@@ -379,7 +413,9 @@ class OrderedHistory:
             number = self._line((put.process, key))
             line = self.line_messages[number]
             if line and columns.serial[line[-1]] >= serial:
-                raise ValueError(f"serials must grow: {put.process} sent {key} {serial} after {columns.serial[line[-1]]}")
+                raise ValueError(
+                    f"serials must grow: {put.process} sent {key} {serial} after {columns.serial[line[-1]]}"
+                )
             line.append(len(columns.line))
             self._message_of[number][serial] = len(columns.line)
             columns.line.append(number)
@@ -411,7 +447,9 @@ class OrderedHistory:
         for index, (key, serial) in enumerate(put.messages):
             number = self.find(put.process, key, serial)
             if number < 0 or columns.fate[number] != "invoke":
-                raise ValueError(f"{put.process}'s {key} {serial} ends without having begun, or twice")
+                raise ValueError(
+                    f"{put.process}'s {key} {serial} ends without having begun, or twice"
+                )
             columns.fate[number] = put.type
             columns.ended_ns[number] = put.t_ns
             columns.is_resent[number] = bool(put.resent)
@@ -424,7 +462,17 @@ class OrderedHistory:
         if grant is None:
             grant = self._grant_of[name] = len(self.grants)
             lps = range(event.first, event.end)
-            self.grants.append(Grant(event.group, event.partition, event.token, event.process, lps, event.version, event.t_ns))
+            self.grants.append(
+                Grant(
+                    event.group,
+                    event.partition,
+                    event.token,
+                    event.process,
+                    lps,
+                    event.version,
+                    event.t_ns,
+                )
+            )
         columns, handed = self.deliveries, self._handed[name[:4]]
         for index, (sequence, key, producer, serial, _, id) in enumerate(event.handed):
             number = self.find(producer, key, serial)
@@ -447,7 +495,9 @@ class OrderedHistory:
         for sequence in event.sequences:
             number = handed.get(sequence)
             if number is None:
-                raise ValueError(f"{event.process} settled what it was not given: {sequence} of partition {event.partition}")
+                raise ValueError(
+                    f"{event.process} settled what it was not given: {sequence} of partition {event.partition}"
+                )
             if number < 0:
                 continue
             columns.end[number] = event.type
@@ -485,7 +535,12 @@ class OrderedHistory:
         for message in self.deliveries.message:
             given[message] = 1
         fate = self.messages.fate
-        return [number for line in self.line_messages for number in line if fate[number] == "ok" or given[number]]
+        return [
+            number
+            for line in self.line_messages
+            for number in line
+            if fate[number] == "ok" or given[number]
+        ]
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -518,7 +573,9 @@ class OrderedHistory:
             if known is None:
                 at[message] = place
             elif known != place:
-                found[message] |= {(since.get(part, 0), part, sequence) for part, sequence in (known, place)}
+                found[message] |= {
+                    (since.get(part, 0), part, sequence) for part, sequence in (known, place)
+                }
         self._places = at
         return {message: sorted(places) for message, places in found.items()}
 
@@ -568,7 +625,9 @@ class OrderedHistory:
     def all_settled_at(self, group: str) -> list[list[int]]:
         """By line and rank: the earliest time at which the group may have settled that message and all before it in the line."""
         settled = self.settled_at(group)
-        return [list(accumulate((settled[message] for message in line), max)) for line in self.by_rank]
+        return [
+            list(accumulate((settled[message] for message in line), max)) for line in self.by_rank
+        ]
 
     # --- in words --------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,18 @@ from typing import NamedTuple
 import pytest
 
 from history.events import Note, Operation, Reset, Type
-from history.ordered import Deliver, Handed, Keyed, OrderedHistory, Part, Put, Rerouted, Settle, Stored, check_ordered
+from history.ordered import (
+    Deliver,
+    Handed,
+    Keyed,
+    OrderedHistory,
+    Part,
+    Put,
+    Rerouted,
+    Settle,
+    Stored,
+    check_ordered,
+)
 from history.ordered.checkers import Pauses
 from history.ordered.events import Outage, Sealed
 
@@ -47,7 +58,14 @@ def id_of(message: Keyed) -> int:
 
 
 def put(
-    names: str, at: str = "", *, by: str = "p1", resent: bool | None = None, end: Type | None = "ok", since_ns: int = 0, until_ns: int = 0
+    names: str,
+    at: str = "",
+    *,
+    by: str = "p1",
+    resent: bool | None = None,
+    end: Type | None = "ok",
+    since_ns: int = 0,
+    until_ns: int = 0,
 ) -> list[Operation]:
     """`put("d1 d2", at="1:0 1:1")`: places are partition:sequence. Without an end the outcome is unknown."""
     messages = tuple(map(keyed, names.split()))
@@ -55,7 +73,10 @@ def put(
     if end is None:
         return [begun]
     numbers = [tuple(map(int, place.split(":"))) for place in at.split()]
-    places = tuple(Stored(part, sequence, id_of(each)) for (part, sequence), each in zip(numbers, messages, strict=end == "ok"))
+    places = tuple(
+        Stored(part, sequence, id_of(each))
+        for (part, sequence), each in zip(numbers, messages, strict=end == "ok")
+    )
     return [begun, replace(begun, type=end, places=places, resent=resent, t_ns=until_ns)]
 
 
@@ -75,29 +96,71 @@ def give(
     """`give("d1@0 d2@1")`: messages at sequences of a partition, all in one lane."""
     found = [each.split("@") for each in names.split()]
     handed = tuple(
-        Handed(int(at), *keyed(name)[:1], sent_by, keyed(name).serial, attempt, id_of(keyed(name)) if id is None else id)
+        Handed(
+            int(at),
+            *keyed(name)[:1],
+            sent_by,
+            keyed(name).serial,
+            attempt,
+            id_of(keyed(name)) if id is None else id,
+        )
         for name, at in found
     )
     return [
-        Deliver(process=by, type="ok", group=group, partition=part, first=lps[0], end=lps[1], token=token, version=version, handed=handed)
+        Deliver(
+            process=by,
+            type="ok",
+            group=group,
+            partition=part,
+            first=lps[0],
+            end=lps[1],
+            token=token,
+            version=version,
+            handed=handed,
+        )
     ]
 
 
 def done(
-    sequences: str, *, part: int = 1, token: int = 1, by: str = "c1", group: str = "g", end: Type = "ok", began_line: int | None = None
+    sequences: str,
+    *,
+    part: int = 1,
+    token: int = 1,
+    by: str = "c1",
+    group: str = "g",
+    end: Type = "ok",
+    began_line: int | None = None,
 ) -> list[Operation]:
     """An acknowledgement's answer; it began just now, or at the time of that line of the history, counted from 0."""
     began_ns = JUST_NOW if began_line is None else (began_line + 1) * STEP_NS
     numbers = tuple(map(int, sequences.split()))
-    return [Settle(process=by, type=end, group=group, partition=part, token=token, sequences=numbers, began_ns=began_ns)]
+    return [
+        Settle(
+            process=by,
+            type=end,
+            group=group,
+            partition=part,
+            token=token,
+            sequences=numbers,
+            began_ns=began_ns,
+        )
+    ]
 
 
 def through(
-    names: str, *, part: int = 1, token: int = 1, by: str = "c1", group: str = "g", lps: tuple[int, int] = (0, LPS)
+    names: str,
+    *,
+    part: int = 1,
+    token: int = 1,
+    by: str = "c1",
+    group: str = "g",
+    lps: tuple[int, int] = (0, LPS),
 ) -> list[Operation]:
     """Messages that were delivered and acknowledged."""
     sequences = " ".join(each.split("@")[1] for each in names.split())
-    return give(names, part=part, token=token, by=by, group=group, lps=lps) + done(sequences, part=part, token=token, by=by, group=group)
+    return give(names, part=part, token=token, by=by, group=group, lps=lps) + done(
+        sequences, part=part, token=token, by=by, group=group
+    )
 
 
 def route(
@@ -136,7 +199,14 @@ def route(
 
 def outage(broker_group: str, since_ns: int, until_ns: int) -> list[Operation]:
     """A broker group without a master."""
-    begun = Outage(process="nemesis", type="invoke", broker_group=broker_group, kind="kill", op=since_ns, t_ns=since_ns)
+    begun = Outage(
+        process="nemesis",
+        type="invoke",
+        broker_group=broker_group,
+        kind="kill",
+        op=since_ns,
+        t_ns=since_ns,
+    )
     return [begun, replace(begun, type="ok", t_ns=until_ns)]
 
 
@@ -148,9 +218,15 @@ def reset(group: str) -> list[Operation]:
 def lines(*parts: list[Operation]) -> list[Operation]:
     """The whole history, stamped by place unless a line brings its own time."""
     found = [event for part in parts for event in part]
-    stamped = [event if event.t_ns else replace(event, t_ns=(at + 1) * STEP_NS) for at, event in enumerate(found)]
+    stamped = [
+        event if event.t_ns else replace(event, t_ns=(at + 1) * STEP_NS)
+        for at, event in enumerate(found)
+    ]
     return [
-        replace(event, began_ns=event.t_ns - 1) if isinstance(event, Settle) and event.began_ns == JUST_NOW else event for event in stamped
+        replace(event, began_ns=event.t_ns - 1)
+        if isinstance(event, Settle) and event.began_ns == JUST_NOW
+        else event
+        for event in stamped
     ]
 
 
@@ -191,16 +267,34 @@ CHILDREN = put("d2 g2", at="2:0 3:0")
 TWICE = [*put("d1 d2 d3", at="1:0 1:1 1:2")[:1], *put("d1", at="1:0")[1:]]
 """p1 sent three, and got the answer for the first; the others are on their way when partition 1 is fenced."""
 RESENT = put("d2 d3", at="2:0 2:1", resent=True)[1:]
-SEEN_TWICE = [*through("d1@0 d2@1 d3@2", lps=(0, 8)), *through("d2@0 d3@1", part=2, token=1, lps=LOW)]
+SEEN_TWICE = [
+    *through("d1@0 d2@1 d3@2", lps=(0, 8)),
+    *through("d2@0 d3@1", part=2, token=1, lps=LOW),
+]
 
 GOOD = [
     Case("nothing happened", lines(ONE)),
     Case("one message goes through", lines(ONE, D1, through("d1@0"))),
-    Case("three messages of a key, one after the other", lines(ONE, D123, through("d1@0"), through("d2@1"), through("d3@2"))),
-    Case("keys need no order between them", lines(ONE, put("d1 g1 d2", at="1:0 1:1 1:2"), give("g1@1"), give("d1@0 d2@2"), done("1 0 2"))),
+    Case(
+        "three messages of a key, one after the other",
+        lines(ONE, D123, through("d1@0"), through("d2@1"), through("d3@2")),
+    ),
+    Case(
+        "keys need no order between them",
+        lines(
+            ONE, put("d1 g1 d2", at="1:0 1:1 1:2"), give("g1@1"), give("d1@0 d2@2"), done("1 0 2")
+        ),
+    ),
     Case(
         "two producers of one key need no order",
-        lines(ONE, D1, put("d1", at="1:1", by="p2"), through("d1@0"), give("d1@1", sent_by="p2"), done("1")),
+        lines(
+            ONE,
+            D1,
+            put("d1", at="1:1", by="p2"),
+            through("d1@0"),
+            give("d1@1", sent_by="p2"),
+            done("1"),
+        ),
     ),
     Case("given before the producer has its answer", lines(ONE, D1[:1], through("d1@0"), D1[1:])),
     Case(
@@ -208,23 +302,49 @@ GOOD = [
         lines(ONE, D123, GIVEN, DONE, give("d1@0 d2@1 d3@2", group="h"), done("0 1 2", group="h")),
         groups=("g", "h"),
     ),
-    Case("notes are for people", [Note(process="nemesis", type="info", f="kill", text="b1", t_ns=1), *lines(ONE, D1, through("d1@0"))]),
+    Case(
+        "notes are for people",
+        [
+            Note(process="nemesis", type="info", f="kill", text="b1", t_ns=1),
+            *lines(ONE, D1, through("d1@0")),
+        ],
+    ),
     Case("not drained: the tail is on its way", lines(ONE, D123, through("d1@0")), drained=False),
-    Case("an unknown put was stored", lines(ONE, outage("b1", 1, 10), put("d1", end="info"), through("d1@0"))),
-    Case("an unfinished put was not stored", lines(ONE, put("d1", end=None), put("d2", at="1:0"), through("d2@0"))),
-    Case("an unfinished put was stored", lines(ONE, put("d1", end=None), put("d2", at="1:1"), through("d1@0 d2@1"))),
+    Case(
+        "an unknown put was stored",
+        lines(ONE, outage("b1", 1, 10), put("d1", end="info"), through("d1@0")),
+    ),
+    Case(
+        "an unfinished put was not stored",
+        lines(ONE, put("d1", end=None), put("d2", at="1:0"), through("d2@0")),
+    ),
+    Case(
+        "an unfinished put was stored",
+        lines(ONE, put("d1", end=None), put("d2", at="1:1"), through("d1@0 d2@1")),
+    ),
     Case(
         "a consumer dies, the next begins at the first that is not settled",
         lines(ONE, D123, GIVEN, done("0"), through("d2@1 d3@2", token=2, by="c2")),
     ),
-    Case("a consumer dies behind its acknowledgement", lines(ONE, D123, GIVEN, through("d3@2", token=2, by="c2"))),
+    Case(
+        "a consumer dies behind its acknowledgement",
+        lines(ONE, D123, GIVEN, through("d3@2", token=2, by="c2")),
+    ),
     Case(
         "its answer was lost, all is replayed",
-        lines(ONE, D123, GIVEN, done("0 1 2", end="info"), through("d1@0 d2@1 d3@2", token=2, by="c2")),
+        lines(
+            ONE, D123, GIVEN, done("0 1 2", end="info"), through("d1@0 d2@1 d3@2", token=2, by="c2")
+        ),
     ),
-    Case("a failed message is tried again", lines(ONE, D123, give("d1@0 d2@1"), give("d2@1", attempt=2), give("d3@2"), DONE)),
+    Case(
+        "a failed message is tried again",
+        lines(ONE, D123, give("d1@0 d2@1"), give("d2@1", attempt=2), give("d3@2"), DONE),
+    ),
     Case("a replay under the same token", lines(ONE, D123, GIVEN, give("d1@0 d2@1 d3@2"), DONE)),
-    Case("a lane is cut in two", lines(ONE, PARENT, give("d1@0"), done("0"), through("g1@1", token=3, by="c2", lps=HIGH))),
+    Case(
+        "a lane is cut in two",
+        lines(ONE, PARENT, give("d1@0"), done("0"), through("g1@1", token=3, by="c2", lps=HIGH)),
+    ),
     Case(
         "a stopped consumer wakes up: its deliveries no longer count",
         lines(
@@ -241,14 +361,34 @@ GOOD = [
     Case(
         "an acknowledgement was under way when the lane was lost",
         lines(
-            ONE, D123, GIVEN, give("d3@2", token=2, by="c2"), done("0 1", began_line=3), done("2", end="fail"), done("2", token=2, by="c2")
+            ONE,
+            D123,
+            GIVEN,
+            give("d3@2", token=2, by="c2"),
+            done("0 1", began_line=3),
+            done("2", end="fail"),
+            done("2", token=2, by="c2"),
         ),
     ),
-    Case("a reset brings it back", lines(ONE, D123, GIVEN, DONE, reset("g"), through("d1@0 d2@1 d3@2", token=2))),
-    Case("a group that began at the end has nothing before", lines(ONE, D123, through("d3@2")), latest=("g",)),
+    Case(
+        "a reset brings it back",
+        lines(ONE, D123, GIVEN, DONE, reset("g"), through("d1@0 d2@1 d3@2", token=2)),
+    ),
+    Case(
+        "a group that began at the end has nothing before",
+        lines(ONE, D123, through("d3@2")),
+        latest=("g",),
+    ),
     Case(
         "a group that began at the end, behind a split",
-        lines(ONE, PARENT, split(2), CHILDREN, through("d2@0", part=2, lps=LOW), through("g2@0", part=3, lps=HIGH)),
+        lines(
+            ONE,
+            PARENT,
+            split(2),
+            CHILDREN,
+            through("d2@0", part=2, lps=LOW),
+            through("g2@0", part=3, lps=HIGH),
+        ),
         latest=("g",),
     ),
     Case(
@@ -266,7 +406,15 @@ GOOD = [
     ),
     Case(
         "a split with a strict gate",
-        lines(ONE, PARENT, split(2), CHILDREN, through("d1@0 g1@1"), through("d2@0", part=2, lps=LOW), through("g2@0", part=3, lps=HIGH)),
+        lines(
+            ONE,
+            PARENT,
+            split(2),
+            CHILDREN,
+            through("d1@0 g1@1"),
+            through("d2@0", part=2, lps=LOW),
+            through("g2@0", part=3, lps=HIGH),
+        ),
         strict=("g",),
     ),
     Case(
@@ -295,17 +443,41 @@ GOOD = [
     ),
     Case(
         "the next version is read behind an acknowledgement that no consumer received",
-        lines(ONE, PARENT, split(2), CHILDREN, give("d1@0 g1@1"), through("d2@0", part=2, lps=LOW), through("g2@0", part=3, lps=HIGH)),
+        lines(
+            ONE,
+            PARENT,
+            split(2),
+            CHILDREN,
+            give("d1@0 g1@1"),
+            through("d2@0", part=2, lps=LOW),
+            through("g2@0", part=3, lps=HIGH),
+        ),
     ),
     Case(
         "a fence: what nobody knew of is stored twice, in order",
-        lines(ONE, TWICE, split(-1, fenced=True), RESENT, route(2, "2:0-4@b1 3:4-8@b2", sources=[1], sealed="1:3"), SEEN_TWICE),
+        lines(
+            ONE,
+            TWICE,
+            split(-1, fenced=True),
+            RESENT,
+            route(2, "2:0-4@b1 3:4-8@b2", sources=[1], sealed="1:3"),
+            SEEN_TWICE,
+        ),
     ),
     Case(
         "a fence: the old partition had only some of it",
-        lines(ONE, TWICE, split(-1), RESENT, through("d1@0 d2@1"), through("d2@0 d3@1", part=2, lps=LOW)),
+        lines(
+            ONE,
+            TWICE,
+            split(-1),
+            RESENT,
+            through("d1@0 d2@1"),
+            through("d2@0 d3@1", part=2, lps=LOW),
+        ),
     ),
-    Case("a fence: the second copy was not answered either", lines(ONE, TWICE, split(-1), SEEN_TWICE)),
+    Case(
+        "a fence: the second copy was not answered either", lines(ONE, TWICE, split(-1), SEEN_TWICE)
+    ),
     Case(
         "a put is slow while its partition is closed",
         lines(
@@ -314,7 +486,14 @@ GOOD = [
                 "1:0-8@b1",
             ),
             put("d1", at="2:0", since_ns=S, until_ns=9 * S),
-            route(2, "2:0-4@b1 3:4-8@b2", sources=[1], sealed="1:0", began_ns=2 * S, published_ns=8 * S),
+            route(
+                2,
+                "2:0-4@b1 3:4-8@b2",
+                sources=[1],
+                sealed="1:0",
+                began_ns=2 * S,
+                published_ns=8 * S,
+            ),
         ),
         drained=False,
     ),
@@ -325,12 +504,18 @@ GOOD = [
     ),
     Case(
         "a put fails right behind an outage",
-        lines(ONE, outage("b1", 2 * S, 3 * S), put("d1", end="info", since_ns=4 * S, until_ns=4 * S + 9)),
+        lines(
+            ONE,
+            outage("b1", 2 * S, 3 * S),
+            put("d1", end="info", since_ns=4 * S, until_ns=4 * S + 9),
+        ),
         drained=False,
     ),
     Case(
         "an outage without an end excuses all that follows",
-        lines(ONE, outage("b1", S, 2 * S)[:1], put("d1", at="1:0", since_ns=3 * S, until_ns=30 * S)),
+        lines(
+            ONE, outage("b1", S, 2 * S)[:1], put("d1", at="1:0", since_ns=3 * S, until_ns=30 * S)
+        ),
         drained=False,
     ),
 ]
@@ -338,48 +523,120 @@ GOOD = [
 BAD = [
     Case("never given", lines(ONE, D1), "lost", groups=("g",)),
     Case("the last of three was never given", lines(ONE, D123, through("d1@0 d2@1")), "lost"),
-    Case("one of two groups misses one", lines(ONE, D123, GIVEN, DONE, through("d1@0 d2@1", group="h")), "lost"),
     Case(
-        "the tail of a closed partition is passed over",
-        lines(ONE, PARENT, split(2), put("d2", at="2:0"), through("d1@0"), through("d2@0", part=2, lps=LOW)),
+        "one of two groups misses one",
+        lines(ONE, D123, GIVEN, DONE, through("d1@0 d2@1", group="h")),
         "lost",
     ),
-    Case("given, its acknowledgement refused, and never again", lines(ONE, D1, give("d1@0"), done("0", end="fail")), "unsettled"),
-    Case("two refused at the end", lines(ONE, D123, through("d1@0"), give("d2@1 d3@2"), done("1 2", end="fail")), "unsettled unsettled"),
+    Case(
+        "the tail of a closed partition is passed over",
+        lines(
+            ONE,
+            PARENT,
+            split(2),
+            put("d2", at="2:0"),
+            through("d1@0"),
+            through("d2@0", part=2, lps=LOW),
+        ),
+        "lost",
+    ),
+    Case(
+        "given, its acknowledgement refused, and never again",
+        lines(ONE, D1, give("d1@0"), done("0", end="fail")),
+        "unsettled",
+    ),
+    Case(
+        "two refused at the end",
+        lines(ONE, D123, through("d1@0"), give("d2@1 d3@2"), done("1 2", end="fail")),
+        "unsettled unsettled",
+    ),
     Case(
         "refused twice",
-        lines(ONE, D1, give("d1@0"), give("d1@0", token=2, by="c2"), done("0", end="fail"), done("0", token=2, by="c2", end="fail")),
+        lines(
+            ONE,
+            D1,
+            give("d1@0"),
+            give("d1@0", token=2, by="c2"),
+            done("0", end="fail"),
+            done("0", token=2, by="c2", end="fail"),
+        ),
         "unsettled",
     ),
     Case("from nowhere", lines(ONE, give("d1@0")), "phantom"),
     Case("from nowhere, among others", lines(ONE, D1, through("d1@0 d7@1")), "phantom"),
-    Case("from a producer that never sent it", lines(ONE, D1, through("d1@0"), give("d1@1", sent_by="p9")), "phantom"),
-    Case("certainly failed, and given", lines(ONE, outage("b1", 1, 10), put("d1", end="fail"), through("d1@0")), "phantom"),
-    Case("a newer one first", lines(ONE, D123, through("d1@0 d3@2"), through("d2@1", token=2)), "skipped"),
-    Case("the second comes before the first, which never comes", lines(ONE, D123, through("d2@1 d3@2")), "lost skipped"),
+    Case(
+        "from a producer that never sent it",
+        lines(ONE, D1, through("d1@0"), give("d1@1", sent_by="p9")),
+        "phantom",
+    ),
+    Case(
+        "certainly failed, and given",
+        lines(ONE, outage("b1", 1, 10), put("d1", end="fail"), through("d1@0")),
+        "phantom",
+    ),
+    Case(
+        "a newer one first",
+        lines(ONE, D123, through("d1@0 d3@2"), through("d2@1", token=2)),
+        "skipped",
+    ),
+    Case(
+        "the second comes before the first, which never comes",
+        lines(ONE, D123, through("d2@1 d3@2")),
+        "lost skipped",
+    ),
     Case(
         "the next consumer leaves one out",
-        lines(ONE, D123, through("d1@0"), through("d3@2", token=2, by="c2"), through("d2@1", token=3)),
+        lines(
+            ONE, D123, through("d1@0"), through("d3@2", token=2, by="c2"), through("d2@1", token=3)
+        ),
         "skipped",
     ),
     Case(
         "an older one comes between newer ones",
-        lines(ONE, D123, put("d4", at="1:3"), give("d1@0 d3@2"), give("d2@1", token=2), give("d4@3", token=2)),
+        lines(
+            ONE,
+            D123,
+            put("d4", at="1:3"),
+            give("d1@0 d3@2"),
+            give("d2@1", token=2),
+            give("d4@3", token=2),
+        ),
         "skipped torn_replay",
     ),
     Case(
         "order breaks over a split",
-        lines(ONE, PARENT, split(2), put("d2", at="2:0"), through("d2@0", part=2, lps=LOW), through("d1@0 g1@1")),
+        lines(
+            ONE,
+            PARENT,
+            split(2),
+            put("d2", at="2:0"),
+            through("d2@0", part=2, lps=LOW),
+            through("d1@0 g1@1"),
+        ),
         "skipped early",
     ),
     Case(
         "the next consumer begins too late",
-        lines(ONE, D123, GIVEN, done("0 1", end="fail"), give("d3@2", token=2, by="c2"), through("d1@0 d2@1 d3@2", token=3)),
+        lines(
+            ONE,
+            D123,
+            GIVEN,
+            done("0 1", end="fail"),
+            give("d3@2", token=2, by="c2"),
+            through("d1@0 d2@1 d3@2", token=3),
+        ),
         "torn_replay",
     ),
     Case(
         "... since the acknowledgement began later",
-        lines(ONE, D123, give("d1@0"), give("d2@1", token=2, by="c2"), done("0", began_line=5), through("d3@2", token=2, by="c2")),
+        lines(
+            ONE,
+            D123,
+            give("d1@0"),
+            give("d2@1", token=2, by="c2"),
+            done("0", began_line=5),
+            through("d3@2", token=2, by="c2"),
+        ),
         "torn_replay zombie_ack",
     ),
     Case(
@@ -387,20 +644,40 @@ BAD = [
         lines(ONE, D123, GIVEN, give("d1@0 d3@2", token=2, by="c2"), through("d2@1 d3@2", token=3)),
         "torn_replay",
     ),
-    Case("a replay under the same token leaves one out", lines(ONE, D123, GIVEN, give("d1@0"), give("d3@2"), DONE), "torn_replay"),
+    Case(
+        "a replay under the same token leaves one out",
+        lines(ONE, D123, GIVEN, give("d1@0"), give("d3@2"), DONE),
+        "torn_replay",
+    ),
     Case(
         "a lost lane's acknowledgement counts",
-        lines(ONE, D1, give("d1@0"), give("d1@0", token=2, by="c2"), done("0"), done("0", token=2, by="c2", end="fail")),
+        lines(
+            ONE,
+            D1,
+            give("d1@0"),
+            give("d1@0", token=2, by="c2"),
+            done("0"),
+            done("0", token=2, by="c2", end="fail"),
+        ),
         "zombie_ack",
     ),
     Case(
         "... in a lane that covers a part of it",
-        lines(ONE, PARENT, give("d1@0 g1@1"), give("g1@1", token=2, by="c2", lps=HIGH), done("1"), done("0")),
+        lines(
+            ONE,
+            PARENT,
+            give("d1@0 g1@1"),
+            give("g1@1", token=2, by="c2", lps=HIGH),
+            done("1"),
+            done("0"),
+        ),
         "zombie_ack",
     ),
     Case(
         "... of the same consumer",
-        lines(ONE, D1, give("d1@0"), give("d1@0", token=2), done("0"), done("0", token=2, end="info")),
+        lines(
+            ONE, D1, give("d1@0"), give("d1@0", token=2), done("0"), done("0", token=2, end="info")
+        ),
         "zombie_ack",
     ),
     Case(
@@ -408,7 +685,11 @@ BAD = [
         lines(ONE, PARENT, give("d1@0 g1@1"), through("d1@0 g1@1", token=2, by="c2"), done("0 1")),
         "zombie_ack zombie_ack",
     ),
-    Case("settled, and given again", lines(ONE, D1, through("d1@0"), through("d1@0", token=2, by="c2")), "came_back"),
+    Case(
+        "settled, and given again",
+        lines(ONE, D1, through("d1@0"), through("d1@0", token=2, by="c2")),
+        "came_back",
+    ),
     Case(
         "settled, and given again twice",
         lines(ONE, D1, through("d1@0"), give("d1@0", token=2, by="c2"), give("d1@0", token=3)),
@@ -429,10 +710,20 @@ BAD = [
         lines(ONE, PARENT, give("d1@0"), give("g1@1", by="c2"), done("0"), done("1", by="c2")),
         "shared_token",
     ),
-    Case("one token for two ranges", lines(ONE, PARENT, through("d1@0", lps=LOW), through("g1@1", lps=HIGH)), "shared_token"),
+    Case(
+        "one token for two ranges",
+        lines(ONE, PARENT, through("d1@0", lps=LOW), through("g1@1", lps=HIGH)),
+        "shared_token",
+    ),
     Case(
         "three with one token",
-        lines(ONE, put("d1 g1 e1", at="1:0 1:1 1:2"), give("d1@0"), give("g1@1", by="c2"), give("e1@2", by="c3")),
+        lines(
+            ONE,
+            put("d1 g1 e1", at="1:0 1:1 1:2"),
+            give("d1@0"),
+            give("g1@1", by="c2"),
+            give("e1@2", by="c3"),
+        ),
         "shared_token shared_token",
     ),
     Case(
@@ -521,38 +812,92 @@ BAD = [
     ),
     Case(
         "... while a fenced partition has more to come",
-        lines(ONE, TWICE, split(-1), RESENT, through("d1@0"), through("d2@0 d3@1", part=2, lps=LOW), through("d2@1")),
+        lines(
+            ONE,
+            TWICE,
+            split(-1),
+            RESENT,
+            through("d1@0"),
+            through("d2@0 d3@1", part=2, lps=LOW),
+            through("d2@1"),
+        ),
         "early",
     ),
-    Case("two messages were told one place", lines(ONE, D1, put("g1", at="1:0"), through("d1@0")), "lost two_at_one_place"),
-    Case("a place shows another message", lines(ONE, D1, through("d1@0"), put("g1", end=None), give("g1@0")), "two_at_one_place"),
+    Case(
+        "two messages were told one place",
+        lines(ONE, D1, put("g1", at="1:0"), through("d1@0")),
+        "lost two_at_one_place",
+    ),
+    Case(
+        "a place shows another message",
+        lines(ONE, D1, through("d1@0"), put("g1", end=None), give("g1@0")),
+        "two_at_one_place",
+    ),
     Case(
         "three at one place",
         lines(ONE, put("d1 g1 e1", at="1:0 1:0 1:0"), through("d1@0"), give("g1@0"), give("e1@0")),
         "two_at_one_place two_at_one_place",
     ),
-    Case("stored behind the command message", lines(ONE, PARENT, split(1), through("d1@0 g1@1")), "behind_seal"),
-    Case("stored where the command message lies", lines(ONE, D1, split(0), through("d1@0")), "behind_seal"),
+    Case(
+        "stored behind the command message",
+        lines(ONE, PARENT, split(1), through("d1@0 g1@1")),
+        "behind_seal",
+    ),
+    Case(
+        "stored where the command message lies",
+        lines(ONE, D1, split(0), through("d1@0")),
+        "behind_seal",
+    ),
     Case(
         "behind a command message that came late",
         lines(ONE, D123, split(-1), route(2, "2:0-4@b1 3:4-8@b2", sealed="1:1"), GIVEN, DONE),
         "behind_seal behind_seal",
     ),
     Case(
-        "given from behind the command message, never answered", lines(ONE, put("d1", end=None), split(0), through("d1@5")), "behind_seal"
+        "given from behind the command message, never answered",
+        lines(ONE, put("d1", end=None), split(0), through("d1@5")),
+        "behind_seal",
     ),
-    Case("in a partition of other keys", lines(route(1, AGAIN), put("d1", at="3:0"), through("d1@0", part=3, lps=HIGH)), "wrong_partition"),
-    Case("in a partition that no route has", lines(ONE, put("d1", at="9:0"), through("d1@0", part=9)), "wrong_partition"),
+    Case(
+        "in a partition of other keys",
+        lines(route(1, AGAIN), put("d1", at="3:0"), through("d1@0", part=3, lps=HIGH)),
+        "wrong_partition",
+    ),
+    Case(
+        "in a partition that no route has",
+        lines(ONE, put("d1", at="9:0"), through("d1@0", part=9)),
+        "wrong_partition",
+    ),
     Case(
         "both halves changed places",
-        lines(route(1, AGAIN), put("d1 g1", at="3:0 2:0"), through("d1@0", part=3, lps=HIGH), through("g1@0", part=2, lps=LOW)),
+        lines(
+            route(1, AGAIN),
+            put("d1 g1", at="3:0 2:0"),
+            through("d1@0", part=3, lps=HIGH),
+            through("g1@0", part=2, lps=LOW),
+        ),
         "wrong_partition wrong_partition",
     ),
-    Case("the second lies before the first", lines(ONE, put("d1 d2", at="1:1 1:0"), through("d1@1 d2@0")), "log_order"),
-    Case("the second send lies before the first", lines(ONE, put("d1", at="1:7"), put("d2", at="1:3"), through("d1@7 d2@3")), "log_order"),
+    Case(
+        "the second lies before the first",
+        lines(ONE, put("d1 d2", at="1:1 1:0"), through("d1@1 d2@0")),
+        "log_order",
+    ),
+    Case(
+        "the second send lies before the first",
+        lines(ONE, put("d1", at="1:7"), put("d2", at="1:3"), through("d1@7 d2@3")),
+        "log_order",
+    ),
     Case(
         "the second lies in an older partition",
-        lines(ONE, put("d1", at="2:0"), split(1), put("d2", at="1:0"), through("d2@0"), through("d1@0", part=2, lps=LOW)),
+        lines(
+            ONE,
+            put("d1", at="2:0"),
+            split(1),
+            put("d2", at="1:0"),
+            through("d2@0"),
+            through("d1@0", part=2, lps=LOW),
+        ),
         "skipped log_order",
     ),
     Case(
@@ -560,12 +905,32 @@ BAD = [
         lines(ONE, put("d1 d2 g1 g2", at="1:1 1:0 1:3 1:2"), through("d1@1 d2@0 g1@3 g2@2")),
         "log_order log_order",
     ),
-    Case("stored twice in one partition", lines(ONE, D1, through("d1@0 d1@1")), "stored_twice stored_twice"),
-    Case("stored twice without a fence", lines(ONE, TWICE, split(3), RESENT, SEEN_TWICE), "stored_twice stored_twice"),
-    Case("stored twice and not sent again", lines(ONE, D1, split(-1), through("d1@0"), through("d1@0", part=2, lps=LOW)), "stored_twice"),
+    Case(
+        "stored twice in one partition",
+        lines(ONE, D1, through("d1@0 d1@1")),
+        "stored_twice stored_twice",
+    ),
+    Case(
+        "stored twice without a fence",
+        lines(ONE, TWICE, split(3), RESENT, SEEN_TWICE),
+        "stored_twice stored_twice",
+    ),
+    Case(
+        "stored twice and not sent again",
+        lines(ONE, D1, split(-1), through("d1@0"), through("d1@0", part=2, lps=LOW)),
+        "stored_twice",
+    ),
     Case(
         "the second copy has another id",
-        lines(ONE, TWICE, split(-1), RESENT, through("d1@0 d2@1"), give("d2@0", part=2, lps=LOW, id=7), through("d3@1", part=2, lps=LOW)),
+        lines(
+            ONE,
+            TWICE,
+            split(-1),
+            RESENT,
+            through("d1@0 d2@1"),
+            give("d2@0", part=2, lps=LOW, id=7),
+            through("d3@1", part=2, lps=LOW),
+        ),
         "stored_twice",
     ),
     Case(
@@ -593,11 +958,25 @@ BAD = [
         ),
         "stored_twice",
     ),
-    Case("a put is slow, and nothing happened", lines(ONE, put("d1", at="1:0", since_ns=S, until_ns=3 * S)), "stalled", drained=False),
-    Case("a put fails, and nothing happened", lines(ONE, put("d1", end="fail", since_ns=S, until_ns=S + 1)), "stalled", drained=False),
+    Case(
+        "a put is slow, and nothing happened",
+        lines(ONE, put("d1", at="1:0", since_ns=S, until_ns=3 * S)),
+        "stalled",
+        drained=False,
+    ),
+    Case(
+        "a put fails, and nothing happened",
+        lines(ONE, put("d1", end="fail", since_ns=S, until_ns=S + 1)),
+        "stalled",
+        drained=False,
+    ),
     Case(
         "a put is slow while another group has no master",
-        lines(route(1, "2:0-4@b1 3:4-8@b2"), outage("b2", S, 9 * S), put("d1", at="2:0", since_ns=S, until_ns=9 * S)),
+        lines(
+            route(1, "2:0-4@b1 3:4-8@b2"),
+            outage("b2", S, 9 * S),
+            put("d1", at="2:0", since_ns=S, until_ns=9 * S),
+        ),
         "stalled",
         drained=False,
     ),
@@ -623,7 +1002,11 @@ BAD = [
     ),
     Case(
         "two keys are slow, each told once",
-        lines(ONE, put("d1 g1", at="1:0 1:1", since_ns=S, until_ns=4 * S), put("d2", at="1:2", since_ns=S, until_ns=5 * S)),
+        lines(
+            ONE,
+            put("d1 g1", at="1:0 1:1", since_ns=S, until_ns=4 * S),
+            put("d2", at="1:2", since_ns=S, until_ns=5 * S),
+        ),
         "stalled stalled",
         drained=False,
     ),
@@ -637,16 +1020,20 @@ def late_hour(events: list[Operation], by_ns: int) -> list[Operation]:
 
 @pytest.mark.parametrize("case", GOOD + BAD, ids=lambda case: case.name)
 def test_an_ordered_history_shows_exactly_its_anomalies(case: Case) -> None:
-    report = check_ordered(case.events, drained=case.drained, groups=case.groups, strict=case.strict, latest=case.latest)
+    report = check_ordered(
+        case.events,
+        drained=case.drained,
+        groups=case.groups,
+        strict=case.strict,
+        latest=case.latest,
+    )
     assert sorted(report.names.elements()) == sorted(case.wrong.split()), str(report)
     assert report.ok == (not case.wrong)
 
 
 def test_every_anomaly_is_found_in_three_bad_histories_at_least() -> None:
     found = Counter(name for case in BAD for name in set(case.wrong.split()))
-    names = (
-        "lost unsettled phantom skipped torn_replay zombie_ack came_back shared_token early two_at_one_place behind_seal wrong_partition"
-    )
+    names = "lost unsettled phantom skipped torn_replay zombie_ack came_back shared_token early two_at_one_place behind_seal wrong_partition"
     assert set(found) == {*names.split(), "log_order", "stored_twice", "stalled"}
     assert min(found.values()) >= 3
     assert len({case.name for case in GOOD + BAD}) == len(GOOD + BAD)
@@ -654,7 +1041,9 @@ def test_every_anomaly_is_found_in_three_bad_histories_at_least() -> None:
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
 def test_a_counterexample_is_one_paragraph_that_names_the_message(case: Case) -> None:
-    for anomaly in check_ordered(case.events, drained=case.drained, groups=case.groups, strict=case.strict).anomalies:
+    for anomaly in check_ordered(
+        case.events, drained=case.drained, groups=case.groups, strict=case.strict
+    ).anomalies:
         assert "\n" not in str(anomaly)
         assert 40 < len(anomaly.what) < 400
         assert anomaly.name == "shared_token" or any(f"{key} " in anomaly.what for key in "dfoegk")
@@ -662,7 +1051,12 @@ def test_a_counterexample_is_one_paragraph_that_names_the_message(case: Case) ->
 
 def test_a_counterexample_reads_as_a_story() -> None:
     events = lines(
-        ONE, put("d1", at="1:0"), give("d1@0"), give("d1@0", token=2, by="c2"), done("0"), done("0", token=2, by="c2", end="fail")
+        ONE,
+        put("d1", at="1:0"),
+        give("d1@0"),
+        give("d1@0", token=2, by="c2"),
+        done("0"),
+        done("0", token=2, by="c2", end="fail"),
     )
     (found,) = check_ordered(events, drained=True).anomalies
     assert found.what == (
@@ -679,7 +1073,17 @@ def test_a_counterexample_reads_as_a_story() -> None:
         (lines(ONE, put("d2 d1", at="1:0 1:1")), "serials must grow"),
         (lines(ONE, put("d1", at="1:0")[1:]), "without having begun"),
         (lines(ONE, put("d1", at="1:0"), put("d1", at="1:0")[1:]), "or twice"),
-        (lines(ONE, [replace(event, places=()) for event in put("d1", at="1:0") if isinstance(event, Put)]), "must say where"),
+        (
+            lines(
+                ONE,
+                [
+                    replace(event, places=())
+                    for event in put("d1", at="1:0")
+                    if isinstance(event, Put)
+                ],
+            ),
+            "must say where",
+        ),
         (lines(ONE, put("d1", at="1:0"), done("0")), "was not given"),
     ],
 )
@@ -705,7 +1109,11 @@ def test_late_and_repeated_deliveries_are_counted() -> None:
 def test_copies_and_what_was_sent_again_are_counted() -> None:
     case = next(case for case in GOOD if "stored twice, in order" in case.name)
     counts = check_ordered(case.events, drained=True).counts
-    assert (counts["with two copies"], counts["sent again after a fence"], counts["changes"]) == (2, 2, 1)
+    assert (counts["with two copies"], counts["sent again after a fence"], counts["changes"]) == (
+        2,
+        2,
+        1,
+    )
     assert (counts["sent"], counts["acknowledged"], counts["stored"]) == (3, 3, 3)
 
 
@@ -718,11 +1126,25 @@ def test_the_pause_of_a_change_is_the_longest_time_without_an_answer_in_its_rang
 
     low = [sent("d", 2, int(at * S)) for at in (1, 2, 3, 3.1, 3.9, 5)]
     high = [sent("g", 3, int(at * S)) for at in (1, 4.5)]
-    change = route(2, "4:0-4@b1 3:4-8@b2", sources=[2], began_ns=int(3.2 * S), published_ns=int(3.6 * S))
-    events = lines(route(1, "2:0-4@b1 3:4-8@b2"), change, *low, *high, outage("b1", 2 * S, int(2.5 * S)), outage("b3", S, 2 * S))
+    change = route(
+        2, "4:0-4@b1 3:4-8@b2", sources=[2], began_ns=int(3.2 * S), published_ns=int(3.6 * S)
+    )
+    events = lines(
+        route(1, "2:0-4@b1 3:4-8@b2"),
+        change,
+        *low,
+        *high,
+        outage("b1", 2 * S, int(2.5 * S)),
+        outage("b3", S, 2 * S),
+    )
     report = check_ordered(events, drained=False)
     assert report.write_pauses == {"a change": Pauses((int(0.7 * S),)), "kill": Pauses((S,))}
-    assert report.figures["writes paused by a change, s"] == {"p50": 0.7, "p99": 0.7, "max": 0.7, "of": 1}
+    assert report.figures["writes paused by a change, s"] == {
+        "p50": 0.7,
+        "p99": 0.7,
+        "max": 0.7,
+        "of": 1,
+    }
     assert report.figures["writes paused by kill, s"]["p50"] == 1.0
     met = check_ordered([*events, *outage("b1", int(3.3 * S), int(3.4 * S))], drained=False)
     assert met.write_pauses["a change in an outage"] == Pauses((int(0.7 * S),))
@@ -742,7 +1164,12 @@ def test_the_pause_of_a_group_is_the_longest_time_without_a_delivery() -> None:
 
 def test_without_values_there_are_no_quantiles() -> None:
     assert Pauses(()).quantile(0.5) == 0.0
-    assert [Pauses((3 * S, S, 2 * S)).quantile(share) for share in (0.0, 0.5, 0.99, 1.0)] == [1.0, 2.0, 3.0, 3.0]
+    assert [Pauses((3 * S, S, 2 * S)).quantile(share) for share in (0.0, 0.5, 0.99, 1.0)] == [
+        1.0,
+        2.0,
+        3.0,
+        3.0,
+    ]
 
 
 def test_the_ordered_report_is_json_and_text_and_stays_short() -> None:
@@ -772,10 +1199,20 @@ def many(messages: int, keys: int) -> list[Operation]:
     """Two partitions, a split of each half way, everything given and settled in chunks of 500."""
     parts = {1: [Part(1, 0, 8, "b1")], 2: [Part(2, 0, 4, "b1"), Part(3, 4, 8, "b2")]}
     serials: Counter[str] = Counter()
-    history = OrderedHistory([Rerouted(process="n", type="ok", version=1, logical_partitions=8, partitions=tuple(parts[1]))])
+    history = OrderedHistory(
+        [
+            Rerouted(
+                process="n", type="ok", version=1, logical_partitions=8, partitions=tuple(parts[1])
+            )
+        ]
+    )
     lps = {f"k{at}": lp_of(history, f"k{at}") for at in range(keys)}
     ends: Counter[int] = Counter()
-    events: list[Operation] = [Rerouted(process="n", type="ok", version=1, logical_partitions=8, partitions=tuple(parts[1]))]
+    events: list[Operation] = [
+        Rerouted(
+            process="n", type="ok", version=1, logical_partitions=8, partitions=tuple(parts[1])
+        )
+    ]
     clock = count(1)
     for base in range(0, messages, 500):
         if base == messages // 2:
@@ -793,7 +1230,9 @@ def many(messages: int, keys: int) -> list[Operation]:
                 )  # type: ignore[arg-type]
             )
         route_now = parts[1] if base < messages // 2 else parts[2]
-        rows: dict[int, tuple[list[Keyed], list[Stored]]] = {part.number: ([], []) for part in route_now}
+        rows: dict[int, tuple[list[Keyed], list[Stored]]] = {
+            part.number: ([], []) for part in route_now
+        }
         for at in range(base, base + 500):
             key = f"k{at * 7919 % keys}"
             serials[key] += 1
@@ -803,9 +1242,12 @@ def many(messages: int, keys: int) -> list[Operation]:
             ends[part.number] += 1
         for part in route_now:
             names, places = rows[part.number]
-            begun = Put(process="p", type="invoke", subject="s", messages=tuple(names), t_ns=next(clock))
+            begun = Put(
+                process="p", type="invoke", subject="s", messages=tuple(names), t_ns=next(clock)
+            )
             handed = tuple(
-                Handed(place.sequence, *name[:1], "p", name.serial, 1, place.id) for name, place in zip(names, places, strict=True)
+                Handed(place.sequence, *name[:1], "p", name.serial, 1, place.id)
+                for name, place in zip(names, places, strict=True)
             )
             given = Deliver(
                 process="c",
@@ -820,8 +1262,21 @@ def many(messages: int, keys: int) -> list[Operation]:
                 handed=handed,
             )
             sequences = tuple(place.sequence for place in places)
-            settled = Settle(process="c", type="ok", t_ns=next(clock), group="g", partition=part.number, token=1, sequences=sequences)
-            events += [begun, replace(begun, type="ok", places=tuple(places), t_ns=next(clock)), given, settled]
+            settled = Settle(
+                process="c",
+                type="ok",
+                t_ns=next(clock),
+                group="g",
+                partition=part.number,
+                token=1,
+                sequences=sequences,
+            )
+            events += [
+                begun,
+                replace(begun, type="ok", places=tuple(places), t_ns=next(clock)),
+                given,
+                settled,
+            ]
     return events
 
 
@@ -841,13 +1296,28 @@ def test_an_outage_is_known_by_its_number() -> None:
     """Two at a time, ended in another order than they began."""
     both = [
         Outage(process="n", type=kind, broker_group=group, op=op, t_ns=at)
-        for kind, group, op, at in (("invoke", "b1", 1, 5), ("invoke", "b2", 2, 6), ("ok", "b1", 1, 7), ("ok", "b2", 2, 9))
+        for kind, group, op, at in (
+            ("invoke", "b1", 1, 5),
+            ("invoke", "b2", 2, 6),
+            ("ok", "b1", 1, 7),
+            ("ok", "b2", 2, 9),
+        )
     ]
-    assert OrderedHistory([*lines(ONE), *both]).outages == [("b1", 5, 7, "outage"), ("b2", 6, 9, "outage")]
+    assert OrderedHistory([*lines(ONE), *both]).outages == [
+        ("b1", 5, 7, "outage"),
+        ("b2", 6, 9, "outage"),
+    ]
 
 
 def test_a_history_with_partitions_of_several_versions_knows_each_chain() -> None:
-    history = OrderedHistory(lines(ONE, split(0), route(3, "2:0-4@b1 4:4-8@b1", sources=[3]), route(4, "5:0-8@b2", sources=[2, 4])))
+    history = OrderedHistory(
+        lines(
+            ONE,
+            split(0),
+            route(3, "2:0-4@b1 4:4-8@b1", sources=[3]),
+            route(4, "5:0-8@b2", sources=[2, 4]),
+        )
+    )
     assert history.routes.chains[0] == (1, 2, 5)
     assert history.routes.chains[7] == (1, 3, 4, 5)
     assert history.routes.since == {1: 1, 2: 2, 3: 2, 4: 3, 5: 4}
@@ -855,8 +1325,18 @@ def test_a_history_with_partitions_of_several_versions_knows_each_chain() -> Non
 
 def test_what_a_broker_group_held_follows_from_when_routes_were_published() -> None:
     second = route(2, "2:0-4@b1 3:4-8@b2", sources=[1], began_ns=10, published_ns=20)
-    routes = OrderedHistory(lines(ONE, second, route(3, "4:0-4@b2 3:4-8@b2", sources=[2], began_ns=30, published_ns=40))).routes
+    routes = OrderedHistory(
+        lines(ONE, second, route(3, "4:0-4@b2 3:4-8@b2", sources=[2], began_ns=30, published_ns=40))
+    ).routes
     low, high = frozenset(range(4)), frozenset(range(4, 8))
-    assert [routes.held_by("b1", at_ns, at_ns) for at_ns in (5, 25, 45)] == [low | high, low, frozenset()]
-    assert [routes.held_by("b2", at_ns, at_ns) for at_ns in (5, 25, 45)] == [frozenset(), high, low | high]
+    assert [routes.held_by("b1", at_ns, at_ns) for at_ns in (5, 25, 45)] == [
+        low | high,
+        low,
+        frozenset(),
+    ]
+    assert [routes.held_by("b2", at_ns, at_ns) for at_ns in (5, 25, 45)] == [
+        frozenset(),
+        high,
+        low | high,
+    ]
     assert routes.held_by("b1", 19, 45) == low | high

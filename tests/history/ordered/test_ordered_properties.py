@@ -25,7 +25,18 @@ from qmq_ordering.hashing import logical_partition
 from support.forms import examples
 
 from history.events import Operation, Reset, from_json, to_json
-from history.ordered import Deliver, Handed, Keyed, OrderedHistory, Put, Rerouted, Sealed, Settle, Stored, check_ordered
+from history.ordered import (
+    Deliver,
+    Handed,
+    Keyed,
+    OrderedHistory,
+    Put,
+    Rerouted,
+    Sealed,
+    Settle,
+    Stored,
+    check_ordered,
+)
 from history.ordered.events import Part
 
 LPS = 8
@@ -34,7 +45,16 @@ LP_OF = {key: logical_partition(key.encode(), LPS) for key in KEYS}
 GROUPS = ("g", "h")
 PRODUCERS = ("p0", "p1")
 CONSUMERS = 3
-WEIGHTS = {"put": 8, "ended": 8, "attach": 6, "give": 14, "settle": 10, "die": 1, "change": 1.2, "heal": 1}
+WEIGHTS = {
+    "put": 8,
+    "ended": 8,
+    "attach": 6,
+    "give": 14,
+    "settle": 10,
+    "die": 1,
+    "change": 1.2,
+    "heal": 1,
+}
 
 Name = tuple[str, str, int]
 """Producer, key, serial."""
@@ -86,7 +106,9 @@ class Subject:
         self.route: tuple[Part, ...] = ()
         self.version = 0
         self.serials: Counter[tuple[str, str]] = Counter()
-        self.sending: dict[str, list[tuple[Put, list[Sending]]]] = {producer: [] for producer in PRODUCERS}
+        self.sending: dict[str, list[tuple[Put, list[Sending]]]] = {
+            producer: [] for producer in PRODUCERS
+        }
         self.settled: dict[str, set[tuple[int, int]]] = {group: set() for group in GROUPS}
         self.lanes: list[Lane] = []
         self.zombies: list[Lane] = []
@@ -108,7 +130,12 @@ class Subject:
             key = self.coin.choice(KEYS)
             self.serials[producer, key] += 1
             names.append((producer, key, self.serials[producer, key]))
-        begun = Put(process=producer, type="invoke", subject="orders", messages=tuple(Keyed(*name[1:]) for name in names))
+        begun = Put(
+            process=producer,
+            type="invoke",
+            subject="orders",
+            messages=tuple(Keyed(*name[1:]) for name in names),
+        )
         self.sending[producer].append((begun, [Sending(name) for name in names]))
         self.write(begun)
 
@@ -126,8 +153,15 @@ class Subject:
         for is_copy in (False, True):
             chosen = [each.name for each in sent if each.copy is is_copy]
             if chosen:
-                messages, found = tuple(Keyed(*name[1:]) for name in chosen), tuple(places[name] for name in chosen)
-                self.write(replace(begun, type="ok", messages=messages, places=found, resent=is_copy or None))
+                messages, found = (
+                    tuple(Keyed(*name[1:]) for name in chosen),
+                    tuple(places[name] for name in chosen),
+                )
+                self.write(
+                    replace(
+                        begun, type="ok", messages=messages, places=found, resent=is_copy or None
+                    )
+                )
 
     def _append(self, name: Name) -> Stored:
         log = self._holder(LP_OF[name[1]])
@@ -147,7 +181,13 @@ class Subject:
         group = self.coin.choice(("b1", "b2"))
         if kind == "split" and part.end - part.first > 1:
             cut = self.coin.randrange(part.first + 1, part.end)
-            sources, targets = [part], [Part(number, part.first, cut, part.broker_group), Part(number + 1, cut, part.end, group)]
+            sources, targets = (
+                [part],
+                [
+                    Part(number, part.first, cut, part.broker_group),
+                    Part(number + 1, cut, part.end, group),
+                ],
+            )
         elif kind == "merge" and at + 1 < len(self.route):
             sources = [part, self.route[at + 1]]
             targets = [Part(number, part.first, self.route[at + 1].end, group)]
@@ -156,7 +196,10 @@ class Subject:
         for source in sources:
             self._close(self.logs[source.number], is_fenced=kind == "fence")
         rest = [each for each in self.route if each not in sources]
-        self._publish(tuple(sorted((*rest, *targets), key=lambda each: each.first)), tuple(source.number for source in sources))
+        self._publish(
+            tuple(sorted((*rest, *targets), key=lambda each: each.first)),
+            tuple(source.number for source in sources),
+        )
 
     def _close(self, log: Log, *, is_fenced: bool) -> None:
         log.is_closed, log.is_fenced = True, is_fenced
@@ -168,7 +211,12 @@ class Subject:
     def _commit_late(self, log: Log) -> None:
         """Store some of the messages that were under way to an unreachable group: of each producer the first few, in order."""
         for puts in self.sending.values():
-            under_way = [each for _, sent in puts for each in sent if log.part.first <= LP_OF[each.name[1]] < log.part.end]
+            under_way = [
+                each
+                for _, sent in puts
+                for each in sent
+                if log.part.first <= LP_OF[each.name[1]] < log.part.end
+            ]
             for each in under_way[: self.coin.randint(0, len(under_way))]:
                 log.entries.append(each.name)
             for each in under_way:
@@ -186,7 +234,13 @@ class Subject:
             self.logs.setdefault(part.number, Log(part, self.version))
         sealed = tuple(Sealed(number, self.logs[number].sealed) for number in sources)
         event = Rerouted(
-            process="nemesis", type="ok", version=self.version, logical_partitions=LPS, partitions=route, sources=sources, sealed=sealed
+            process="nemesis",
+            type="ok",
+            version=self.version,
+            logical_partitions=LPS,
+            partitions=route,
+            sources=sources,
+            sealed=sealed,
         )
         self.published.append(event)
         self.write(event)
@@ -202,23 +256,44 @@ class Subject:
             self._grant(group, log, lps, f"{group}-{self.coin.randrange(CONSUMERS)}.{self.lives}")
 
     def _grant(self, group: str, log: Log, lps: range, consumer: str) -> Lane:
-        for lane in [each for each in self.lanes if each.group == group and each.log is log and _overlap(each.lps, lps)]:
+        for lane in [
+            each
+            for each in self.lanes
+            if each.group == group and each.log is log and _overlap(each.lps, lps)
+        ]:
             self.lanes.remove(lane)
             lane.is_lost = True
             self.zombies.append(lane)
         log.tokens += 1
-        lane = Lane(group, log, lps, log.tokens, consumer, self._due(group, log, lps, 0)[: self.coin.randint(1, 6)])
+        lane = Lane(
+            group,
+            log,
+            lps,
+            log.tokens,
+            consumer,
+            self._due(group, log, lps, 0)[: self.coin.randint(1, 6)],
+        )
         self.lanes.append(lane)
         return lane
 
     def _is_open(self, group: str, log: Log, lp: int) -> bool:
-        older = [each for each in self.logs.values() if each.since < log.since and each.part.first <= lp < each.part.end]
-        return all(each.sealed >= 0 and not self._due(group, each, range(lp, lp + 1), 0) for each in older)
+        older = [
+            each
+            for each in self.logs.values()
+            if each.since < log.since and each.part.first <= lp < each.part.end
+        ]
+        return all(
+            each.sealed >= 0 and not self._due(group, each, range(lp, lp + 1), 0) for each in older
+        )
 
     def _due(self, group: str, log: Log, lps: range, start: int) -> list[int]:
         end = len(log.entries)
         number = log.part.number
-        return [at for at in range(start, end) if LP_OF[log.entries[at][1]] in lps and (number, at) not in self.settled[group]]
+        return [
+            at
+            for at in range(start, end)
+            if LP_OF[log.entries[at][1]] in lps and (number, at) not in self.settled[group]
+        ]
 
     def give(self) -> None:
         """A consumer hands out what it pulled; if that is all, it pulls more, unless its lane is lost."""
@@ -227,14 +302,19 @@ class Subject:
         lane = self.coin.choice([*self.lanes, *self.lanes, *self.zombies])
         if not lane.pulled and not lane.is_lost:
             start = max(lane.open, default=-1) + 1
-            lane.pulled = self._due(lane.group, lane.log, lane.lps, start)[: self.coin.randint(1, 6)]
+            lane.pulled = self._due(lane.group, lane.log, lane.lps, start)[
+                : self.coin.randint(1, 6)
+            ]
         chosen, lane.pulled = lane.pulled[:2], lane.pulled[2:]
         self._hand_out(lane, chosen)
 
     def _hand_out(self, lane: Lane, chosen: list[int]) -> None:
         lane.open += chosen
         named = [(at, *lane.log.entries[at]) for at in chosen]
-        handed = tuple(Handed(at, key, producer, serial, 1, id_of((producer, key, serial))) for at, producer, key, serial in named)
+        handed = tuple(
+            Handed(at, key, producer, serial, 1, id_of((producer, key, serial)))
+            for at, producer, key, serial in named
+        )
         if handed:
             self.write(
                 Deliver(
@@ -291,13 +371,23 @@ class Subject:
         self.heal()
         for event in self.published:
             sealed = tuple(Sealed(number, self.logs[number].sealed) for number, _ in event.sealed)
-            self.write(replace(event, sealed=sealed, fenced=tuple(number for number, _ in event.sealed if self.logs[number].is_fenced)))
+            self.write(
+                replace(
+                    event,
+                    sealed=sealed,
+                    fenced=tuple(
+                        number for number, _ in event.sealed if self.logs[number].is_fenced
+                    ),
+                )
+            )
         for lane in self.zombies:
             if lane.open:
                 self._settle(lane, len(lane.open))
         for group in GROUPS:
             for log in sorted(self.logs.values(), key=lambda each: each.since):
-                lane = self._grant(group, log, range(log.part.first, log.part.end), f"{group}-drain")
+                lane = self._grant(
+                    group, log, range(log.part.first, log.part.end), f"{group}-drain"
+                )
                 for lost in self.zombies:
                     self._settle(lost, len(lost.open)) if lost.open else None
                 self._hand_out(lane, self._due(group, log, lane.lps, 0))
@@ -336,7 +426,10 @@ Lines = list[Operation]
 NOWHERE = 10_000
 DRAW = st.data()
 # Most drawn histories have what a lie needs; those that have not are drawn again.
-lies = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], max_examples=examples(50))
+lies = settings(
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    max_examples=examples(50),
+)
 
 
 def pick(data: st.DataObject, choices: list[T]) -> T:
@@ -355,11 +448,18 @@ def rewritten(events: Lines, change: Callable[[Handed, Deliver], Handed | None])
     for event in events:
         if isinstance(event, Deliver):
             pairs = [(row, change(row, event)) for row in event.handed]
-            dropped |= {(event.group, event.partition, event.token, row.sequence) for row, new in pairs if new is None}
+            dropped |= {
+                (event.group, event.partition, event.token, row.sequence)
+                for row, new in pairs
+                if new is None
+            }
             event = replace(event, handed=tuple(new for _, new in pairs if new is not None))
         elif isinstance(event, Settle):
             place = (event.group, event.partition, event.token)
-            event = replace(event, sequences=tuple(each for each in event.sequences if (*place, each) not in dropped))
+            event = replace(
+                event,
+                sequences=tuple(each for each in event.sequences if (*place, each) not in dropped),
+            )
         found.append(event)
     return found
 
@@ -374,15 +474,37 @@ def given_at(history: OrderedHistory, delivery: int) -> tuple[int, Handed]:
     columns = history.deliveries
     message = columns.message[delivery]
     producer, key = history.lines[history.messages.line[message]]
-    row = Handed(columns.sequence[delivery], key, producer, history.messages.serial[message], 1, columns.id[delivery])
+    row = Handed(
+        columns.sequence[delivery],
+        key,
+        producer,
+        history.messages.serial[message],
+        1,
+        columns.id[delivery],
+    )
     return history.grant_of(delivery).partition, row
 
 
-def handed_again(history: OrderedHistory, group: str, partition: int, *rows: Handed, token: int = NOWHERE, consumer: str = "x") -> Deliver:
+def handed_again(
+    history: OrderedHistory,
+    group: str,
+    partition: int,
+    *rows: Handed,
+    token: int = NOWHERE,
+    consumer: str = "x",
+) -> Deliver:
     """A delivery under a token that is newer than all others."""
     part = history.routes.parts[partition]
     return Deliver(
-        process=consumer, type="ok", group=group, partition=partition, first=part.first, end=part.end, token=token, version=1, handed=rows
+        process=consumer,
+        type="ok",
+        group=group,
+        partition=partition,
+        first=part.first,
+        end=part.end,
+        token=token,
+        version=1,
+        handed=rows,
     )
 
 
@@ -409,7 +531,9 @@ def test_a_correct_ordered_history_has_no_anomaly(events: Lines) -> None:
 
 
 @given(HISTORIES, st.integers(0, 200))
-def test_the_beginning_of_a_correct_ordered_history_has_no_anomaly(events: Lines, length: int) -> None:
+def test_the_beginning_of_a_correct_ordered_history_has_no_anomaly(
+    events: Lines, length: int
+) -> None:
     """Operations that are under way at the cut have an unknown outcome, which is never an anomaly."""
     assert names(events[: length + 1], drained=False) == set()
 
@@ -425,22 +549,39 @@ def test_correct_histories_show_all_that_may_happen() -> None:
     for seed in range(30):
         for name, count in check_ordered(run(seed, 250), drained=True).counts.items():
             totals[name] = totals.get(name, 0) + count
-    assert all(totals[name] > 20 for name in ("unknown", "sent again after a fence", "with two copies", "repeated", "late", "changes")), (
-        totals
-    )
+    assert all(
+        totals[name] > 20
+        for name in (
+            "unknown",
+            "sent again after a fence",
+            "with two copies",
+            "repeated",
+            "late",
+            "changes",
+        )
+    ), totals
 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_message_that_one_group_is_never_given_is_lost(events: Lines, data: st.DataObject) -> None:
+def test_a_message_that_one_group_is_never_given_is_lost(
+    events: Lines, data: st.DataObject
+) -> None:
     at, index = pick(data, acked(events))
     event: Any = events[at]
     name, group = (event.process, *event.messages[index]), pick(data, list(GROUPS))
-    lie = rewritten(events, lambda row, given: None if given.group == group and (row.producer, row.key, row.serial) == name else row)
+    lie = rewritten(
+        events,
+        lambda row, given: (
+            None if given.group == group and (row.producer, row.key, row.serial) == name else row
+        ),
+    )
     found = check_ordered(lie, drained=True, groups=GROUPS)
     assert found.names["lost"] == 1
     assert set(found.names) <= {"lost", "skipped", "torn_replay", "early"}
-    assert f"{name[1]} {name[2]} of {name[0]}" in next(each.what for each in found.anomalies if each.name == "lost")
+    assert f"{name[1]} {name[2]} of {name[0]}" in next(
+        each.what for each in found.anomalies if each.name == "lost"
+    )
 
 
 @lies
@@ -449,7 +590,10 @@ def test_a_message_that_was_never_sent_is_a_phantom(events: Lines, data: st.Data
     history = OrderedHistory(events)
     delivery = pick(data, list(range(len(history.deliveries.message))))
     partition, row = given_at(history, delivery)
-    lie = at_end(events, handed_again(history, "g", partition, row._replace(serial=NOWHERE, sequence=NOWHERE)))
+    lie = at_end(
+        events,
+        handed_again(history, "g", partition, row._replace(serial=NOWHERE, sequence=NOWHERE)),
+    )
     assert names(lie) == {"phantom"}
 
 
@@ -457,17 +601,25 @@ def test_a_message_that_was_never_sent_is_a_phantom(events: Lines, data: st.Data
 @given(LONG_HISTORIES, DRAW)
 def test_a_message_that_certainly_failed_is_a_phantom(events: Lines, data: st.DataObject) -> None:
     at, _ = pick(data, acked(events))
-    lie = [*events[:at], replace(events[at], type="fail", places=(), resent=None), *events[at + 1 :]]  # type: ignore[call-arg]
+    lie = [
+        *events[:at],
+        replace(events[at], type="fail", places=(), resent=None),
+        *events[at + 1 :],
+    ]  # type: ignore[call-arg]
     assert names(lie) - {"stalled"} == {"phantom"}
 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_two_messages_of_a_line_that_a_group_got_in_reverse_are_out_of_order(events: Lines, data: st.DataObject) -> None:
+def test_two_messages_of_a_line_that_a_group_got_in_reverse_are_out_of_order(
+    events: Lines, data: st.DataObject
+) -> None:
     seen = set[tuple[str, ...]]()
     pairs: list[tuple[int, int]] = []
     for at, event in enumerate(events):
-        fresh = [(event.group, *row[1:4]) for row in event.handed] if isinstance(event, Deliver) else []
+        fresh = (
+            [(event.group, *row[1:4]) for row in event.handed] if isinstance(event, Deliver) else []
+        )
         for index, (before, name) in enumerate(pairwise(fresh), 1):
             if before[1:3] == name[1:3] and not {before, name} & seen:
                 pairs.append((at, index))
@@ -488,19 +640,36 @@ def test_a_replay_that_leaves_one_out_is_torn(events: Lines, data: st.DataObject
     first: dict[int, tuple[int, Handed]] = {}
     for delivery, message in enumerate(history.deliveries.message):
         first.setdefault(message, given_at(history, delivery))
-    lines = [line[:3] for line in history.by_rank if len(line) >= 3 and len({first[each][0] for each in line[:3]}) == 1]
-    one, two, three = pick(data, [line for line in lines if not any(each in history.copies for each in line)])
+    lines = [
+        line[:3]
+        for line in history.by_rank
+        if len(line) >= 3 and len({first[each][0] for each in line[:3]}) == 1
+    ]
+    one, two, three = pick(
+        data, [line for line in lines if not any(each in history.copies for each in line)]
+    )
     partition = first[one][0]
     back = Reset(process="operator", type="ok", group="g")
     again = [first[each][1] for each in (one, two, three)]
     assert names(at_end(events, back, handed_again(history, "g", partition, *again))) == set()
-    assert names(at_end(events, back, handed_again(history, "g", partition, again[0], again[2]))) == {"torn_replay"}
+    assert names(
+        at_end(events, back, handed_again(history, "g", partition, again[0], again[2]))
+    ) == {"torn_replay"}
 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_an_acknowledgement_of_a_lost_lane_that_counts_is_found(events: Lines, data: st.DataObject) -> None:
-    at = pick(data, [at for at, event in enumerate(events) if isinstance(event, Settle) and event.type == "fail"])
+def test_an_acknowledgement_of_a_lost_lane_that_counts_is_found(
+    events: Lines, data: st.DataObject
+) -> None:
+    at = pick(
+        data,
+        [
+            at
+            for at, event in enumerate(events)
+            if isinstance(event, Settle) and event.type == "fail"
+        ],
+    )
     lie = [*events[:at], replace(events[at], type="ok"), *events[at + 1 :]]
     found = names(lie)
     assert found & {"zombie_ack", "came_back"}
@@ -509,7 +678,9 @@ def test_an_acknowledgement_of_a_lost_lane_that_counts_is_found(events: Lines, d
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_settled_message_that_is_given_again_came_back(events: Lines, data: st.DataObject) -> None:
+def test_a_settled_message_that_is_given_again_came_back(
+    events: Lines, data: st.DataObject
+) -> None:
     history = OrderedHistory(events)
     settled = [each for each, end in enumerate(history.deliveries.end) if end == "ok"]
     delivery = pick(data, settled)
@@ -525,23 +696,36 @@ def test_a_token_that_two_consumers_have_is_found(events: Lines, data: st.DataOb
     newest: dict[tuple[str, int], int] = {}
     for delivery, grant in enumerate(map(history.grants.__getitem__, history.deliveries.grant)):
         best = newest.setdefault((grant.group, grant.partition), delivery)
-        newest[grant.group, grant.partition] = max(best, delivery, key=lambda each: history.grant_of(each).token)
+        newest[grant.group, grant.partition] = max(
+            best, delivery, key=lambda each: history.grant_of(each).token
+        )
     delivery = pick(data, list(newest.values()))
     partition, row = given_at(history, delivery)
     grant = history.grant_of(delivery)
-    assert names(at_end(events, handed_again(history, grant.group, partition, row, token=grant.token))) == {"shared_token"}
+    assert names(
+        at_end(events, handed_again(history, grant.group, partition, row, token=grant.token))
+    ) == {"shared_token"}
 
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_partition_that_is_read_before_the_older_one_is_settled_is_early(events: Lines, data: st.DataObject) -> None:
+def test_a_partition_that_is_read_before_the_older_one_is_settled_is_early(
+    events: Lines, data: st.DataObject
+) -> None:
     history = OrderedHistory(events)
     settled, messages = history.settled_at("g"), history.messages
     choices: list[tuple[int, int]] = []
     for line in history.by_rank:
         for before, after in pairwise(line):
-            places = [place[0] for each in (before, after) if (place := messages.place[each]) is not None]
-            is_change = len(places) == 2 and places[0] != places[1] and before not in history.copies and after not in history.copies
+            places = [
+                place[0] for each in (before, after) if (place := messages.place[each]) is not None
+            ]
+            is_change = (
+                len(places) == 2
+                and places[0] != places[1]
+                and before not in history.copies
+                and after not in history.copies
+            )
             if is_change and messages.invoked_ns[after] < settled[before] - 5:
                 choices.append((before, after))
     before, after = pick(data, choices)
@@ -578,7 +762,12 @@ def test_a_message_behind_the_command_message_is_found(events: Lines, data: st.D
     def lowered(event: Operation) -> Operation:
         if not isinstance(event, Rerouted):
             return event
-        return replace(event, sealed=tuple(min(each, top) if each.number == partition else each for each in event.sealed))
+        return replace(
+            event,
+            sealed=tuple(
+                min(each, top) if each.number == partition else each for each in event.sealed
+            ),
+        )
 
     lie = list(map(lowered, events))
     assert names(lie) == {"behind_seal"}
@@ -586,12 +775,20 @@ def test_a_message_behind_the_command_message_is_found(events: Lines, data: st.D
 
 @lies
 @given(LONG_HISTORIES, DRAW)
-def test_a_message_in_a_partition_of_other_keys_is_found(events: Lines, data: st.DataObject) -> None:
+def test_a_message_in_a_partition_of_other_keys_is_found(
+    events: Lines, data: st.DataObject
+) -> None:
     at, index = pick(data, acked(events))
     event: Any = events[at]
     lp = LP_OF[event.messages[index].key]
-    parts = [each for each in OrderedHistory(events).routes.parts.values() if not each.first <= lp < each.end]
-    lie = with_place(events, at, index, Stored(pick(data, parts).number, NOWHERE, event.places[index].id))
+    parts = [
+        each
+        for each in OrderedHistory(events).routes.parts.values()
+        if not each.first <= lp < each.end
+    ]
+    lie = with_place(
+        events, at, index, Stored(pick(data, parts).number, NOWHERE, event.places[index].id)
+    )
     assert names(lie) & {"wrong_partition", "behind_seal"}
     assert names(lie) <= {"wrong_partition", "behind_seal", "stored_twice", "early"}
 
@@ -602,19 +799,31 @@ def test_a_line_that_lies_in_another_order_is_found(events: Lines, data: st.Data
     """Two messages of one put took each other's name everywhere but where they were sent."""
     history = OrderedHistory(events)
     lines = [line for line in history.by_rank if not any(each in history.copies for each in line)]
-    pairs = [pair for line in lines for pair in pairwise(line) if len({history.messages.invoked_ns[each] for each in pair}) == 1]
+    pairs = [
+        pair
+        for line in lines
+        for pair in pairwise(line)
+        if len({history.messages.invoked_ns[each] for each in pair}) == 1
+    ]
     early, late = pick(data, pairs)
     one, two = history.messages.serial[early], history.messages.serial[late]
     producer, key = history.lines[history.messages.line[early]]
     swap = {one: two, two: one}
 
     def renamed(row: Handed, _: Deliver) -> Handed:
-        return row._replace(serial=swap.get(row.serial, row.serial)) if (row.producer, row.key) == (producer, key) else row
+        return (
+            row._replace(serial=swap.get(row.serial, row.serial))
+            if (row.producer, row.key) == (producer, key)
+            else row
+        )
 
     lie = rewritten(events, renamed)
     for place, event in enumerate(lie):
         if isinstance(event, Put) and event.type == "ok" and event.process == producer:
-            found = tuple(Keyed(each.key, swap.get(each.serial, each.serial)) if each.key == key else each for each in event.messages)
+            found = tuple(
+                Keyed(each.key, swap.get(each.serial, each.serial)) if each.key == key else each
+                for each in event.messages
+            )
             lie[place] = replace(event, messages=found)
     assert "log_order" in names(lie)
 
@@ -625,11 +834,24 @@ def test_a_second_copy_without_a_fence_is_found(events: Lines, data: st.DataObje
     """The false line is the last one, so that it causes no other anomaly."""
     history = OrderedHistory(events)
     newest = {part for part in history.routes.parts if part not in history.routes.sealed}
-    places = [(line[0], history.messages.place[line[0]]) for line in history.by_rank if line and history.messages.fate[line[0]] == "ok"]
-    message, place = pick(data, [(message, place) for message, place in places if place is not None and place.partition in newest])
+    places = [
+        (line[0], history.messages.place[line[0]])
+        for line in history.by_rank
+        if line and history.messages.fate[line[0]] == "ok"
+    ]
+    message, place = pick(
+        data,
+        [
+            (message, place)
+            for message, place in places
+            if place is not None and place.partition in newest
+        ],
+    )
     producer, key = history.lines[history.messages.line[message]]
     row = Handed(NOWHERE, key, producer, history.messages.serial[message], 1, place.id)
-    assert names(at_end(events, handed_again(history, "g", place.partition, row))) == {"stored_twice"}
+    assert names(at_end(events, handed_again(history, "g", place.partition, row))) == {
+        "stored_twice"
+    }
 
 
 @lies
@@ -638,7 +860,12 @@ def test_a_second_copy_with_another_id_is_found(events: Lines, data: st.DataObje
     history = OrderedHistory(events)
     message = pick(data, sorted(history.copies))
     _, partition, sequence = history.copies[message][0]
-    lie = rewritten(events, lambda row, given: row._replace(id=7) if (given.partition, row.sequence) == (partition, sequence) else row)
+    lie = rewritten(
+        events,
+        lambda row, given: (
+            row._replace(id=7) if (given.partition, row.sequence) == (partition, sequence) else row
+        ),
+    )
     assert names(lie) == {"stored_twice"}
 
 
@@ -647,7 +874,14 @@ def test_a_second_copy_with_another_id_is_found(events: Lines, data: st.DataObje
 def test_a_second_copy_that_was_not_sent_again_is_found(events: Lines, data: st.DataObject) -> None:
     history = OrderedHistory(events)
     again = [at for at, event in enumerate(events) if isinstance(event, Put) and event.resent]
-    copied = [at for at in again if any(history.find(events[at].process, *each) in history.copies for each in events[at].messages)]  # type: ignore[attr-defined]
+    copied = [
+        at
+        for at in again
+        if any(
+            history.find(events[at].process, *each) in history.copies
+            for each in events[at].messages
+        )
+    ]  # type: ignore[attr-defined]
     at = pick(data, copied)
     lie = [*events[:at], replace(events[at], resent=None), *events[at + 1 :]]  # type: ignore[call-arg]
     assert names(lie) == {"stored_twice"}

@@ -13,7 +13,9 @@ from qmq_coordination.etcd.process import EtcdProcess
 
 @pytest.fixture
 async def cluster(shared_etcd: EtcdProcess, tmp_path: Path) -> AsyncIterator[LiveCluster]:
-    async with running(LiveCluster(shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "first")) as found:
+    async with running(
+        LiveCluster(shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "first")
+    ) as found:
         yield found
 
 
@@ -21,7 +23,9 @@ async def cluster(shared_etcd: EtcdProcess, tmp_path: Path) -> AsyncIterator[Liv
 async def second(shared_etcd: EtcdProcess, tmp_path: Path) -> AsyncIterator[LiveCluster]:
     """Another running cluster, whose broker groups have other names and numbers."""
     groups = {"w1": ("w1-a",)}
-    async with running(LiveCluster(shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "west", groups)) as found:
+    async with running(
+        LiveCluster(shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "west", groups)
+    ) as found:
         yield found
 
 
@@ -34,4 +38,6 @@ def history() -> History:
 def empty_cluster(shared_etcd: EtcdProcess, tmp_path: Path) -> LiveCluster:
     """A cluster that does not run; its replicas have other names and ports."""
     groups = {"b1": ("north-1",), "b2": ("north-2",), "d": ("north-3",)}
-    return LiveCluster(shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "second", groups)
+    return LiveCluster(
+        shared_etcd.endpoint, f"/{secrets.token_hex(8)}", tmp_path / "second", groups
+    )

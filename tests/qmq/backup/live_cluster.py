@@ -68,13 +68,18 @@ class History:
     async def create_subjects(self, mq: qmq.Client) -> None:
         await mq.metadata.create_subject(SubjectConfig(PLAIN))
         await mq.metadata.create_subject(SubjectConfig(LATER))
-        await mq.metadata.create_subject(SubjectConfig(ORDERED, order=Order.STRICT, logical_partitions=64), partitions=2)
+        await mq.metadata.create_subject(
+            SubjectConfig(ORDERED, order=Order.STRICT, logical_partitions=64), partitions=2
+        )
 
     async def send(self, mq: qmq.Client, rounds: int) -> None:
         """A plain message and one for each key, each round; what is recorded was acknowledged."""
         for _ in range(rounds):
             plain, mine = self.body(), {key: self.body() for key in KEYS}
-            await asyncio.gather(mq.send(PLAIN, plain), *[mq.send(ORDERED, body, key=key) for key, body in mine.items()])
+            await asyncio.gather(
+                mq.send(PLAIN, plain),
+                *[mq.send(ORDERED, body, key=key) for key, body in mine.items()],
+            )
             self.plain.append(plain)
             for key, body in mine.items():
                 self.ordered[key].append(body)
@@ -96,7 +101,11 @@ class History:
     async def split(self, mq: qmq.Client) -> None:
         route = (await mq.metadata.describe_route(ORDERED)).route
         largest = max(route.partitions, key=lambda each: each.lps.end - each.lps.first)
-        await mq.metadata.change_route(ORDERED, split=pb.SplitOperation(partition=largest.number, parts=2), from_version=route.version)
+        await mq.metadata.change_route(
+            ORDERED,
+            split=pb.SplitOperation(partition=largest.number, parts=2),
+            from_version=route.version,
+        )
 
     def frozen(self) -> History:
         """A copy of what is acknowledged now."""
@@ -104,11 +113,17 @@ class History:
         return History(list(self.plain), ordered, dict(self.delayed), set(self.done))
 
 
-async def rest(mq: qmq.Client, subject: str, group: str, quiet_s: float = QUIET_S) -> list[tuple[str, bytes]]:
+async def rest(
+    mq: qmq.Client, subject: str, group: str, quiet_s: float = QUIET_S
+) -> list[tuple[str, bytes]]:
     """(key, body) of all that a group gets until nothing comes any more."""
     found: list[tuple[str, bytes]] = []
     is_ordered = subject == ORDERED
-    consumer = mq.ordered_consumer(subject, group) if is_ordered else mq.consumer(subject, group, ack="explicit")
+    consumer = (
+        mq.ordered_consumer(subject, group)
+        if is_ordered
+        else mq.consumer(subject, group, ack="explicit")
+    )
     async with consumer:
         while True:
             try:
@@ -125,12 +140,18 @@ async def _is_all_handed_out(mq: qmq.Client, subject: str, group: str) -> bool:
     """Whether no broker group has a message for the group: on a busy machine nothing may come for a while although there is more."""
     if subject == ORDERED:
         route = await mq.metadata.describe_route(subject)
-        return not route.silent_groups and not any(each.backlog for each in route.groups if each.group == group)
+        return not route.silent_groups and not any(
+            each.backlog for each in route.groups if each.group == group
+        )
     found = await mq.metadata.describe_groups(subject, group)
-    return not found.silent and not any(each.waiting + each.requeued + each.unacked for each in found)
+    return not found.silent and not any(
+        each.waiting + each.requeued + each.unacked for each in found
+    )
 
 
-def require_order(found: Iterable[tuple[str, bytes]], sent: dict[str, list[bytes]], least: dict[str, list[bytes]]) -> None:
+def require_order(
+    found: Iterable[tuple[str, bytes]], sent: dict[str, list[bytes]], least: dict[str, list[bytes]]
+) -> None:
     """Each key's messages are there from `least`, and first appear in the order of sending, of what was `sent`."""
     by_key: dict[str, list[bytes]] = {}
     for key, body in found:
@@ -139,12 +160,16 @@ def require_order(found: Iterable[tuple[str, bytes]], sent: dict[str, list[bytes
             mine.append(body)
     for key, wanted in least.items():
         got = by_key.get(key, [])
-        assert got[: len(wanted)] == wanted, f"{key}: {len(wanted)} messages were acknowledged before the backup"
+        assert got[: len(wanted)] == wanted, (
+            f"{key}: {len(wanted)} messages were acknowledged before the backup"
+        )
         assert got == sent[key][: len(got)], f"{key}: the messages are not in the order of sending"
 
 
 DELAY: Final = "d"
-TIMING: Final = Timing(heartbeat_ms=50, suspect_ms=400, lost_ms=80, poll_ms=80, fence_ms=1_000, quorum_ms=2_000)
+TIMING: Final = Timing(
+    heartbeat_ms=50, suspect_ms=400, lost_ms=80, poll_ms=80, fence_ms=1_000, quorum_ms=2_000
+)
 SEGMENT_BYTES: Final = 64 * KIB
 """Small, so that logs have sealed segments."""
 GROUPS: Final = {"b1": ("b1-a",), "b2": ("b2-a",), DELAY: ("d-a",)}
@@ -155,7 +180,12 @@ class LiveCluster:
     """`groups` maps each group to the replicas that it begins with; the group `d` is a delay group."""
 
     def __init__(
-        self, endpoint: str, namespace: str, folder: Path, groups: Mapping[str, tuple[str, ...]] = GROUPS, meta_port: int = 0
+        self,
+        endpoint: str,
+        namespace: str,
+        folder: Path,
+        groups: Mapping[str, tuple[str, ...]] = GROUPS,
+        meta_port: int = 0,
     ) -> None:
         self.endpoint, self.namespace = endpoint, namespace
         self.folder = folder
@@ -172,10 +202,18 @@ class LiveCluster:
         return self.folder / replica
 
     async def start(self) -> None:
-        await asyncio.gather(*[self.start_replica(group, name) for group, names in self.groups.items() for name in names])
+        await asyncio.gather(
+            *[
+                self.start_replica(group, name)
+                for group, names in self.groups.items()
+                for name in names
+            ]
+        )
         self._view = ClusterView(self.store)
         await self._view.start()
-        self._meta = MetaServer(self.store, self._view, MetaConfig(port=self.meta_port, evacuates=False))
+        self._meta = MetaServer(
+            self.store, self._view, MetaConfig(port=self.meta_port, evacuates=False)
+        )
         await self._meta.start()
         self.server = self._meta.address
         self.meta_port = int(self.server.rpartition(":")[2])
@@ -183,21 +221,40 @@ class LiveCluster:
             await self.until_master(group)
 
     async def start_replica(self, group: str, name: str) -> None:
-        log = LogConfig(segment_bytes=SEGMENT_BYTES, action_segment_bytes=SEGMENT_BYTES, checkpoint_bytes=SEGMENT_BYTES)
-        place = (group, name, self.groups[group], self.data(name), EtcdOptions((self.endpoint,)), "127.0.0.1", 0, 0)
+        log = LogConfig(
+            segment_bytes=SEGMENT_BYTES,
+            action_segment_bytes=SEGMENT_BYTES,
+            checkpoint_bytes=SEGMENT_BYTES,
+        )
+        place = (
+            group,
+            name,
+            self.groups[group],
+            self.data(name),
+            EtcdOptions((self.endpoint,)),
+            "127.0.0.1",
+            0,
+            0,
+        )
         environment = Environment(timing=TIMING)
         if group == DELAY:
-            config = DelayReplicaConfig(*place, log=log, broker=BrokerConfig(name), settings=process.DEFAULT)
+            config = DelayReplicaConfig(
+                *place, log=log, broker=BrokerConfig(name), settings=process.DEFAULT
+            )
             self.nodes[name] = delay_node(config, self.open_store(), environment=environment)
         else:
             self.nodes[name] = broker_node(
-                ReplicaConfig(*place, log=log, broker=BrokerConfig(name)), self.open_store(), environment=environment
+                ReplicaConfig(*place, log=log, broker=BrokerConfig(name)),
+                self.open_store(),
+                environment=environment,
             )
         await self.nodes[name].start()
 
     async def until_master(self, group: str) -> None:
         async with asyncio.timeout(WITHIN_S):
-            while self._view.group(group).master is None or not any(self.nodes[name].broker.is_serving for name in self.groups[group]):
+            while self._view.group(group).master is None or not any(
+                self.nodes[name].broker.is_serving for name in self.groups[group]
+            ):
                 await asyncio.sleep(0.02)
 
     @asynccontextmanager
@@ -219,11 +276,16 @@ class LiveCluster:
     # --- backups -------------------------------------------------------------------------------------------------------
 
     async def back_up(self, objects: BackupObjects) -> BackupManifest:
-        return await BackupCreator(self.store, NETWORK, objects, now_ms=lambda: time.time_ns() // 1_000_000).create()
+        return await BackupCreator(
+            self.store, NETWORK, objects, now_ms=lambda: time.time_ns() // 1_000_000
+        ).create()
 
     async def restore(self, objects: BackupObjects, manifest: BackupManifest) -> None:
         """Make this cluster from a backup: one replica of each group, the first."""
-        targets = [ReplicaTarget(group, names[0], self.data(names[0])) for group, names in self.groups.items()]
+        targets = [
+            ReplicaTarget(group, names[0], self.data(names[0]))
+            for group, names in self.groups.items()
+        ]
         assert await Restore(self.store, objects, manifest).run(targets) == []
 
 

@@ -8,7 +8,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from live_cluster import GROUP, LATER, ORDERED, PLAIN, History, LiveCluster, objects_in, require_order, rest, running
+from live_cluster import (
+    GROUP,
+    LATER,
+    ORDERED,
+    PLAIN,
+    History,
+    LiveCluster,
+    objects_in,
+    require_order,
+    rest,
+    running,
+)
 
 import qmq
 from qmq.backup.manifest import BackedUpSchedule, manifest_name
@@ -53,7 +64,9 @@ async def test_a_restored_cluster_has_all_that_was_acknowledged(
         route = (await mq.metadata.describe_route(ORDERED)).route
         assert 2 <= route.version <= version
         plain = [body for _, body in await rest(mq, PLAIN, GROUP)]
-        assert set(before.plain) - before.done <= set(plain) <= set(history.plain) - before.done, "a group continues from its progress"
+        assert set(before.plain) - before.done <= set(plain) <= set(history.plain) - before.done, (
+            "a group continues from its progress"
+        )
         assert {body for _, body in await rest(mq, PLAIN, "new")} >= set(before.plain)
         require_order(await rest(mq, ORDERED, GROUP), history.ordered, before.ordered)
 
@@ -61,16 +74,22 @@ async def test_a_restored_cluster_has_all_that_was_acknowledged(
         assert waiting.keys() >= {each[:32] for each in before.delayed.values()}
         for each in waiting.values():
             await mq.delayed.move(each.id, timedelta(0))
-        assert {body for _, body in await rest(mq, LATER, GROUP)} >= set(before.delayed), "delayed messages come"
+        assert {body for _, body in await rest(mq, LATER, GROUP)} >= set(before.delayed), (
+            "delayed messages come"
+        )
 
         later = History(history.plain, history.ordered, numbers=history.numbers)
         await later.send(mq, 2)
         await later.split(mq)
         await later.send(mq, 2)
-        assert len(await rest(mq, ORDERED, GROUP)) == 4 * len(later.ordered), "the route takes messages and changes"
+        assert len(await rest(mq, ORDERED, GROUP)) == 4 * len(later.ordered), (
+            "the route takes messages and changes"
+        )
 
 
-async def test_a_schedule_whose_state_is_no_messagepack_is_told_as_damage(cluster: LiveCluster, tmp_path: Path) -> None:
+async def test_a_schedule_whose_state_is_no_messagepack_is_told_as_damage(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
     objects = objects_in(tmp_path / "backups")
     manifest = await cluster.back_up(objects)
     schedule = BackedUpSchedule(1, objects.put_bytes(b"\xa1\xff"), ())
@@ -100,11 +119,15 @@ async def test_a_backup_refers_to_what_an_earlier_one_has(
         assert sorted(body for _, body in await rest(mq, PLAIN, GROUP)) == sorted(history.plain)
         third = await restored.back_up(objects)
     for group in third.groups:
-        assert group.lineage != next(each.lineage for each in second.groups if each.name == group.name), "its log goes its own way"
+        assert group.lineage != next(
+            each.lineage for each in second.groups if each.name == group.name
+        ), "its log goes its own way"
 
 
 @pytest.mark.sampled
-async def test_replicas_join_a_restored_group(cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path) -> None:
+async def test_replicas_join_a_restored_group(
+    cluster: LiveCluster, empty_cluster: LiveCluster, history: History, tmp_path: Path
+) -> None:
     objects = objects_in(tmp_path / "backups")
     async with cluster.client() as mq:
         await history.create_subjects(mq)
@@ -122,7 +145,9 @@ async def test_replicas_join_a_restored_group(cluster: LiveCluster, empty_cluste
         assert {body for _, body in await rest(mq, PLAIN, GROUP)} == set(history.plain)
 
 
-async def test_a_flipped_bit_or_a_missing_chunk_is_found(cluster: LiveCluster, history: History, tmp_path: Path) -> None:
+async def test_a_flipped_bit_or_a_missing_chunk_is_found(
+    cluster: LiveCluster, history: History, tmp_path: Path
+) -> None:
     folder = tmp_path / "backups"
     objects = objects_in(folder)
     async with cluster.client() as mq:
@@ -185,5 +210,7 @@ async def test_a_restore_goes_only_where_nothing_is(
     await empty_cluster.restore(objects, manifest)
     assert (taken / "replica.json").read_bytes() == identity, "again: nothing is written"
     with pytest.raises(NotEmpty, match="restored already"):
-        await Restore(empty_cluster.store, objects, manifest).run([ReplicaTarget("b1", "other", tmp_path / "other")])
+        await Restore(empty_cluster.store, objects, manifest).run(
+            [ReplicaTarget("b1", "other", tmp_path / "other")]
+        )
     await empty_cluster.store.close()

@@ -30,11 +30,18 @@ class Runbook:
 
     def _next(self, east: str, west: str) -> list[str]:
         words = shlex.split(self._commands.pop(0))[1:]
-        return [sys.executable, "-m", "qmq.cli", *[{"EAST": east, "WEST": west}.get(word, word) for word in words]]
+        return [
+            sys.executable,
+            "-m",
+            "qmq.cli",
+            *[{"EAST": east, "WEST": west}.get(word, word) for word in words],
+        ]
 
     def start(self, east: str, west: str) -> subprocess.Popen[str]:
         """Begin the next command, which runs until it is stopped."""
-        process = subprocess.Popen(self._next(east, west), stdout=subprocess.PIPE, text=True, env=self._environment)
+        process = subprocess.Popen(
+            self._next(east, west), stdout=subprocess.PIPE, text=True, env=self._environment
+        )
         assert process.stdout is not None
         assert "qmq mirror is ready" in process.stdout.readline()
         return process
@@ -43,7 +50,13 @@ class Runbook:
         """Run the next command to its end."""
         command = [*self._next(east, west), *more]
         done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, env=self._environment, timeout=120, check=False
+            subprocess.run,
+            command,
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -67,7 +80,9 @@ async def until_copied(cluster: LiveCluster, history: History) -> None:
             if {PLAIN, ORDERED} <= known:
                 plain = [message.body async for message in mq.browse(PLAIN)]
                 ordered = [message.body async for message in mq.browse(ORDERED)]
-                if set(history.plain) <= set(plain) and {body for mine in history.ordered.values() for body in mine} <= set(ordered):
+                if set(history.plain) <= set(plain) and {
+                    body for mine in history.ordered.values() for body in mine
+                } <= set(ordered):
                     return
             await asyncio.sleep(0.2)
 
@@ -119,11 +134,21 @@ async def test_the_runbook_of_fail_over_and_fail_back_loses_nothing(
             stored = [message.body async for message in east.browse(PLAIN)]
         assert Counter(stored) == Counter(history.plain), "east has each message once"
         await handle(back)
-        assert sorted(plain[before:]) == sorted(history.plain[-2:]), "the group continues at its progress"
+        assert sorted(plain[before:]) == sorted(history.plain[-2:]), (
+            "the group continues at its progress"
+        )
     assert set(plain) == set(history.plain)
     tails = {key: mine[10:13] for key, mine in history.ordered.items()}
     for key, mine in history.ordered.items():
-        got = [body for at, (found, body) in enumerate(ordered) if found == key and body not in [each for _, each in ordered[:at]]]
+        got = [
+            body
+            for at, (found, body) in enumerate(ordered)
+            if found == key and body not in [each for _, each in ordered[:at]]
+        ]
         assert set(got) == set(mine)
-        assert [body for body in got if body not in tails[key]] == [body for body in mine if body not in tails[key]]
-        assert [body for body in got if body in tails[key]] == tails[key], "what came late is in its order"
+        assert [body for body in got if body not in tails[key]] == [
+            body for body in mine if body not in tails[key]
+        ]
+        assert [body for body in got if body in tails[key]] == tails[key], (
+            "what came late is in its order"
+        )

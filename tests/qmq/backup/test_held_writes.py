@@ -33,7 +33,9 @@ class Master:
         await self._ask(self._stub.HoldWrites(pb.HoldWritesRequest(token=token, hold_ms=hold_ms)))
 
     async def describe(self, token: str) -> pb.HeldLogs:
-        found: pb.HeldLogs = await self._ask(self._stub.DescribeHold(pb.DescribeHoldRequest(token=token)))
+        found: pb.HeldLogs = await self._ask(
+            self._stub.DescribeHold(pb.DescribeHoldRequest(token=token))
+        )
         return found
 
     async def release(self, token: str) -> None:
@@ -46,8 +48,14 @@ async def master_of(cluster: LiveCluster, name: str) -> AsyncIterator[Master]:
         yield Master(control_pb2_grpc.BrokerControlStub(channel))
 
 
-async def test_writes_wait_while_they_are_held_and_continue_afterwards(cluster: LiveCluster, history: History) -> None:
-    async with cluster.client() as mq, master_of(cluster, "b1-a") as one, master_of(cluster, "b2-a") as other:
+async def test_writes_wait_while_they_are_held_and_continue_afterwards(
+    cluster: LiveCluster, history: History
+) -> None:
+    async with (
+        cluster.client() as mq,
+        master_of(cluster, "b1-a") as one,
+        master_of(cluster, "b2-a") as other,
+    ):
         await history.create_subjects(mq)
         await history.send(mq, 2)
         await asyncio.gather(one.hold("t", 5_000), other.hold("t", 5_000))
@@ -63,8 +71,14 @@ async def test_writes_wait_while_they_are_held_and_continue_afterwards(cluster: 
             await one.release("t")
 
 
-async def test_a_hold_expires_and_its_caller_is_told(cluster: LiveCluster, history: History) -> None:
-    async with cluster.client() as mq, master_of(cluster, "b1-a") as one, master_of(cluster, "b2-a") as other:
+async def test_a_hold_expires_and_its_caller_is_told(
+    cluster: LiveCluster, history: History
+) -> None:
+    async with (
+        cluster.client() as mq,
+        master_of(cluster, "b1-a") as one,
+        master_of(cluster, "b2-a") as other,
+    ):
         await history.create_subjects(mq)
         await asyncio.gather(one.hold("t", 100), other.hold("t", 100))
         await mq.send(PLAIN, b"after the hold")

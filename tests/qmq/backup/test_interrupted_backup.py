@@ -69,7 +69,9 @@ async def test_a_backup_that_dies_at_any_call_does_not_exist_and_is_continued(
             made = await cluster.back_up(objects)
         except StoreAway:
             if dying.inner.names("backups"):  # only the reading back of the manifest failed
-                BackupVerifier(objects_in(tmp_path / "backups")).verify(objects_in(tmp_path / "backups").manifest())
+                BackupVerifier(objects_in(tmp_path / "backups")).verify(
+                    objects_in(tmp_path / "backups").manifest()
+                )
                 return
             with pytest.raises(BackupNotFound):
                 objects_in(tmp_path / "backups").manifest()
@@ -104,11 +106,19 @@ async def test_a_restore_that_dies_at_any_flush_is_continued(
         await history.send(mq, 30)
         manifest = await cluster.back_up(objects)
     await cluster.stop()
-    targets = [ReplicaTarget(group, names[0], empty_cluster.data(names[0])) for group, names in empty_cluster.groups.items()]
+    targets = [
+        ReplicaTarget(group, names[0], empty_cluster.data(names[0]))
+        for group, names in empty_cluster.groups.items()
+    ]
     deaths = 0
     while True:
         try:
-            assert await Restore(empty_cluster.store, objects, manifest, DyingDisk(deaths)).run(targets) == []
+            assert (
+                await Restore(empty_cluster.store, objects, manifest, DyingDisk(deaths)).run(
+                    targets
+                )
+                == []
+            )
             break
         except InterruptedError:
             deaths += 1
@@ -152,11 +162,15 @@ async def test_delayed_messages_come_from_the_schedule_when_the_log_lost_them(
     assert group is not None
     assert group.schedule is not None
     assert group.schedule.files
-    kept = [each for each in group.message if parse_envelope(objects.read_bytes(each.content)[:64]).index <= group.schedule.index + 1][
-        -1:
-    ]  # the log begins as late as retention may let it
+    kept = [
+        each
+        for each in group.message
+        if parse_envelope(objects.read_bytes(each.content)[:64]).index <= group.schedule.index + 1
+    ][-1:]  # the log begins as late as retention may let it
     assert kept[0].base > 0
-    shorter = msgspec.structs.replace(group, message=tuple(each for each in group.message if each.base >= kept[0].base))
+    shorter = msgspec.structs.replace(
+        group, message=tuple(each for each in group.message if each.base >= kept[0].base)
+    )
     groups = tuple(shorter if each.name == DELAY else each for each in manifest.groups)
     await empty_cluster.restore(objects, msgspec.structs.replace(manifest, groups=groups))
     async with running(empty_cluster) as restored, restored.client() as mq:
@@ -165,11 +179,19 @@ async def test_delayed_messages_come_from_the_schedule_when_the_log_lost_them(
 
 
 def _qmq(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "qmq.cli", *words], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "qmq.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.sampled
-async def test_a_killed_create_leaves_no_backup_and_the_commands_continue(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+async def test_a_killed_create_leaves_no_backup_and_the_commands_continue(
+    own_etcd: EtcdProcess, tmp_path: Path
+) -> None:
     where, etcd = tmp_path / "backups", ("--etcd", own_etcd.endpoint.removeprefix("http://"))
     first = LiveCluster(own_etcd.endpoint, "", tmp_path / "first", {"b1": ("a",)})
     async with running(first), qmq.connect(first.server) as mq:
@@ -177,10 +199,15 @@ async def test_a_killed_create_leaves_no_backup_and_the_commands_continue(own_et
         for body in bodies:
             await mq.send(PLAIN, body)
         process = await asyncio.to_thread(
-            subprocess.Popen, [sys.executable, "-m", "qmq.cli", "backup", "create", str(where), *etcd], stdout=subprocess.DEVNULL
+            subprocess.Popen,
+            [sys.executable, "-m", "qmq.cli", "backup", "create", str(where), *etcd],
+            stdout=subprocess.DEVNULL,
         )
         until_s = time.monotonic() + 60
-        while sum(each.stat().st_size for each in where.glob("chunks/*/*") if len(each.name) == 64) < CHUNK_BYTES:
+        while (
+            sum(each.stat().st_size for each in where.glob("chunks/*/*") if len(each.name) == 64)
+            < CHUNK_BYTES
+        ):
             assert time.monotonic() < until_s
             await asyncio.sleep(0.001)
         process.kill()
@@ -194,12 +221,16 @@ async def test_a_killed_create_leaves_no_backup_and_the_commands_continue(own_et
         assert row["copied_bytes"] < row["bytes"], "chunks of the killed one are used"
     verified = await asyncio.to_thread(_qmq, "backup", "verify", str(where))
     assert "is whole" in verified.stdout, verified.stderr
-    refused = await asyncio.to_thread(_qmq, "backup", "restore", str(where), *etcd, "--into", f"b1/z={tmp_path / 'z'}")
+    refused = await asyncio.to_thread(
+        _qmq, "backup", "restore", str(where), *etcd, "--into", f"b1/z={tmp_path / 'z'}"
+    )
     assert (refused.returncode, "has a cluster already" in refused.stderr) == (2, True)
 
 
 @pytest.mark.sampled
-async def test_the_commands_restore_and_rebuild_a_cluster_that_serves(own_etcd: EtcdProcess, tmp_path: Path) -> None:
+async def test_the_commands_restore_and_rebuild_a_cluster_that_serves(
+    own_etcd: EtcdProcess, tmp_path: Path
+) -> None:
     where, etcd = tmp_path / "backups", ("--etcd", own_etcd.endpoint.removeprefix("http://"))
 
     async def command(*words: str) -> str:
@@ -226,7 +257,9 @@ async def test_the_commands_restore_and_rebuild_a_cluster_that_serves(own_etcd: 
         assert await bodies(LiveCluster(second.endpoint, "", tmp_path, {"b1": ("z",)})) == [b"1"]
         third.start()
         etcd = ("--etcd", third.endpoint.removeprefix("http://"))
-        assert "rebuilt 1 groups (b1) and 1 subjects" in await command("rebuild", *etcd, str(tmp_path / "z"))
+        assert "rebuilt 1 groups (b1) and 1 subjects" in await command(
+            "rebuild", *etcd, str(tmp_path / "z")
+        )
         assert await bodies(LiveCluster(third.endpoint, "", tmp_path, {"b1": ("z",)})) == [b"1"]
     finally:
         second.stop()

@@ -14,7 +14,12 @@ import pytest
 from live_cluster import GROUP, KEYS, ORDERED, PLAIN, History, LiveCluster, require_order, rest
 
 import qmq
-from qmq.cli.mirroring.cluster_mirror import ClusterMirror, MirroredGroups, hold_at_parked, read_record
+from qmq.cli.mirroring.cluster_mirror import (
+    ClusterMirror,
+    MirroredGroups,
+    hold_at_parked,
+    read_record,
+)
 from qmq.cli.mirroring.mirror_notes import MirrorNote, MirrorRecord, newest_done, with_note
 from qmq.errors import DeadlineExceeded, InvalidArgument, NotConnected
 from qmq.limits import KIB
@@ -32,13 +37,21 @@ async def caught_up(mirror: ClusterMirror) -> None:
     """Copy until a pass finds nothing more. A subject that a busy server did not answer for in time is copied in the next pass."""
     async with asyncio.timeout(120):
         while await mirror.pass_once() or mirror.failed:
-            others = {name: each for name, each in mirror.failed.items() if not isinstance(each, DeadlineExceeded | NotConnected)}
+            others = {
+                name: each
+                for name, each in mirror.failed.items()
+                if not isinstance(each, DeadlineExceeded | NotConnected)
+            }
             assert not others, others
 
 
-def mirror(source: qmq.Client, target: qmq.Client, folder: Path, *, back: bool = False) -> ClusterMirror:
+def mirror(
+    source: qmq.Client, target: qmq.Client, folder: Path, *, back: bool = False
+) -> ClusterMirror:
     names = ("west", "east") if back else ("east", "west")
-    return ClusterMirror(source, target, *names, [".*"], folder / "-to-".join(names), moves_groups=True)
+    return ClusterMirror(
+        source, target, *names, [".*"], folder / "-to-".join(names), moves_groups=True
+    )
 
 
 async def test_a_mirror_copies_each_message_once_through_restarts(
@@ -62,17 +75,23 @@ async def test_a_mirror_copies_each_message_once_through_restarts(
         found.close()
         assert sorted(await bodies(there, PLAIN)) == sorted(history.plain)
         copies = [(message.key or "", message.body) async for message in there.browse(ORDERED)]
-        assert Counter(copies) == Counter((key, body) for key, mine in history.ordered.items() for body in mine)
+        assert Counter(copies) == Counter(
+            (key, body) for key, mine in history.ordered.items() for body in mine
+        )
         require_order(await rest(there, ORDERED, GROUP), history.ordered, history.ordered)
         ids = {message.body: message.id async for message in here.browse(PLAIN)}
         assert {message.body: message.id async for message in there.browse(PLAIN)} == ids
 
 
-async def test_the_counters_tell_in_the_middle_of_a_round_how_far_it_is(cluster: LiveCluster, second: LiveCluster, tmp_path: Path) -> None:
+async def test_the_counters_tell_in_the_middle_of_a_round_how_far_it_is(
+    cluster: LiveCluster, second: LiveCluster, tmp_path: Path
+) -> None:
     count = 500  # of 48 KiB: 24 MiB are several times what one read of the source returns
     async with cluster.client() as here, second.client() as there:
         await here.metadata.create_subject(SubjectConfig("long"))
-        await here.send_many("long", [b"%d" % number * (16 * KIB) for number in range(count, 2 * count)])
+        await here.send_many(
+            "long", [b"%d" % number * (16 * KIB) for number in range(count, 2 * count)]
+        )
         found = mirror(here, there, tmp_path)
         passing = asyncio.ensure_future(found.pass_once())
         seen = []
@@ -82,7 +101,9 @@ async def test_the_counters_tell_in_the_middle_of_a_round_how_far_it_is(cluster:
         await passing
         amid = [each for each in seen if 0 < each[1] < count]
         assert amid, "the counters of a running round must show what it has copied"
-        assert {lag for lag, _ in amid} == {count}, "and how much there was to read when the round began"
+        assert {lag for lag, _ in amid} == {count}, (
+            "and how much there was to read when the round began"
+        )
         assert [copied for _, copied in seen] == sorted(copied for _, copied in seen)
         (last,) = [each for each in found.states() if each.subject == "long"]
         assert (last.lag, last.copied, last.failures) == (0, count, 0)
@@ -103,9 +124,9 @@ async def test_a_group_continues_in_the_target_where_it_is_in_the_source(
         await caught_up(found)
         await caught_up(found)
         found.close()
-        assert sorted(body for _, body in await rest(there, PLAIN, GROUP)) == sorted(history.plain[10:]), (
-            "what is done is not delivered again"
-        )
+        assert sorted(body for _, body in await rest(there, PLAIN, GROUP)) == sorted(
+            history.plain[10:]
+        ), "what is done is not delivered again"
         newest = {key: mine[10:] for key, mine in history.ordered.items()}
         got = await rest(there, ORDERED, GROUP)
         assert {body for _, body in got} >= {body for mine in newest.values() for body in mine}
@@ -113,10 +134,14 @@ async def test_a_group_continues_in_the_target_where_it_is_in_the_source(
         await history.send(here, 1)
         await caught_up(again)
         again.close()
-        assert [body for _, body in await rest(there, PLAIN, GROUP)] == history.plain[13:], "a group that continued there is not moved back"
+        assert [body for _, body in await rest(there, PLAIN, GROUP)] == history.plain[13:], (
+            "a group that continued there is not moved back"
+        )
 
 
-async def test_a_group_that_is_further_in_the_target_is_not_moved_back(cluster: LiveCluster, second: LiveCluster, tmp_path: Path) -> None:
+async def test_a_group_that_is_further_in_the_target_is_not_moved_back(
+    cluster: LiveCluster, second: LiveCluster, tmp_path: Path
+) -> None:
     async with cluster.client() as here, second.client() as there:
         config = SubjectConfig("once", order=Order.STRICT, logical_partitions=16)
         await here.metadata.create_subject(config, partitions=2)
@@ -126,7 +151,9 @@ async def test_a_group_that_is_further_in_the_target_is_not_moved_back(cluster: 
         found = mirror(here, there, tmp_path)
         await caught_up(found)
         assert len(await taken(there, "once", 20)) == 20
-        assert len(await taken(here, "once", 15)) == 15, "now it has done all that the first note is about"
+        assert len(await taken(here, "once", 15)) == 15, (
+            "now it has done all that the first note is about"
+        )
         await here.send("once", b"new", key="k0")
         await caught_up(found)
         await caught_up(found)
@@ -170,7 +197,9 @@ async def test_a_mirror_whose_clock_was_ahead_and_is_right_again_still_moves_gro
         found.close()
         record = read_record(tmp_path, PLAIN)
         moved = {GROUP: record.notes[-1].time_ms + YEAR_MS}
-        await MirroredGroups(here, there, PLAIN, is_ordered=False).move(replace(record, moved=moved))
+        await MirroredGroups(here, there, PLAIN, is_ordered=False).move(
+            replace(record, moved=moved)
+        )
         assert await rest(there, PLAIN, GROUP) == []
 
 
@@ -202,9 +231,15 @@ async def test_mirrors_in_both_directions_copy_nothing_back(
         both = sorted(history.plain + theirs.plain)
         assert sorted(await bodies(here, PLAIN)) == sorted(await bodies(there, PLAIN)) == both
         assert sum(each.left_out for each in one.states()) == 5 * (1 + len(KEYS))
-        shown = {reading.figure.name: dict(reading.rows) for reading in MirrorMetrics(one.states).read() if reading is not None}
+        shown = {
+            reading.figure.name: dict(reading.rows)
+            for reading in MirrorMetrics(one.states).read()
+            if reading is not None
+        }
         assert shown["qmq_mirror_copied_messages_total"][(PLAIN,)] == 5
-        assert shown["qmq_mirror_lag_messages"] == dict.fromkeys([("later",), (ORDERED,), (PLAIN,)], 0)
+        assert shown["qmq_mirror_lag_messages"] == dict.fromkeys(
+            [("later",), (ORDERED,), (PLAIN,)], 0
+        )
         one.close()
         other.close()
 
@@ -227,8 +262,14 @@ async def test_a_subject_of_another_kind_in_the_target_is_named_and_holds_up_no_
 
 def test_a_mirrored_group_stays_before_parked_messages_that_a_list_has_not() -> None:
     """The list of parked keys has the first ones, partition by partition."""
-    parts = [control.PartitionStatus(partition=number, start_sequence=5, parked_messages=number % 3) for number in (1, 2, 3, 4)]
-    listed = [control.ParkedKey(partition=1, key=b"inherited"), control.ParkedKey(partition=1, key=b"a", messages=1, first_sequence=7)]
+    parts = [
+        control.PartitionStatus(partition=number, start_sequence=5, parked_messages=number % 3)
+        for number in (1, 2, 3, 4)
+    ]
+    listed = [
+        control.ParkedKey(partition=1, key=b"inherited"),
+        control.ParkedKey(partition=1, key=b"a", messages=1, first_sequence=7),
+    ]
     done = {("b", number): 100.0 for number in (1, 2, 3, 4)}
     hold_at_parked(done, pb.OrderedGroup(partitions=parts), listed)
     assert done == {("b", 1): 7.0, ("b", 2): 5.0, ("b", 3): 100.0, ("b", 4): 5.0}
@@ -255,16 +296,29 @@ def test_a_group_gets_the_newest_note_that_it_has_done_and_never_a_newer_one() -
 async def test_the_command_copies_once_and_shows_its_lag(
     cluster: LiveCluster, second: LiveCluster, history: History, tmp_path: Path
 ) -> None:
-    names = ("--source-name", "east", "--target-name", "west", "--state", str(tmp_path / "state"), "--server", cluster.server)
+    names = (
+        "--source-name",
+        "east",
+        "--target-name",
+        "west",
+        "--state",
+        str(tmp_path / "state"),
+        "--server",
+        cluster.server,
+    )
 
     async def command(*words: str) -> subprocess.CompletedProcess[str]:
         run = [sys.executable, "-m", "qmq.cli", "mirror", *words]
-        return await asyncio.to_thread(subprocess.run, run, capture_output=True, text=True, timeout=120, check=False)
+        return await asyncio.to_thread(
+            subprocess.run, run, capture_output=True, text=True, timeout=120, check=False
+        )
 
     async with cluster.client() as here, second.client() as there:
         await history.create_subjects(here)
         await history.send(here, 3)
-        done = await command("run", *names, "--to-server", second.server, "--once", "--subject", PLAIN)
+        done = await command(
+            "run", *names, "--to-server", second.server, "--once", "--subject", PLAIN
+        )
         assert done.returncode == 0, done.stderr
         assert sorted(await bodies(there, PLAIN)) == sorted(history.plain)
         await here.send(PLAIN, b"one more")

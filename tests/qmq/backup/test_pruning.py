@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_cluster import PLAIN, History, LiveCluster, objects_in, rest, running
 
-from qmq.backup.manifest import VERSION, BackedUpGroup, BackedUpSegment, BackupManifest, ChunkedBytes, new_id, time_of_backup
+from qmq.backup.manifest import (
+    VERSION,
+    BackedUpGroup,
+    BackedUpSegment,
+    BackupManifest,
+    ChunkedBytes,
+    new_id,
+    time_of_backup,
+)
 from qmq.backup.objects import BackupObjects
 from qmq.backup.prune import HOUR_MS, BackupPruner, KeepRule, Mark, RunningMarks, Work, split_by
 from qmq.backup.verify import BackupVerifier
@@ -78,11 +86,19 @@ def put_backup(objects: BackupObjects, age_days: int, *bodies: bytes) -> BackupM
     return put_backup_of(objects, age_days, [objects.put_bytes(each) for each in bodies])
 
 
-def put_backup_of(objects: BackupObjects, age_days: int, contents: list[ChunkedBytes]) -> BackupManifest:
+def put_backup_of(
+    objects: BackupObjects, age_days: int, contents: list[ChunkedBytes]
+) -> BackupManifest:
     time_ms = NOW_MS - age_days * DAY_MS
     segments = tuple(BackedUpSegment(at, content, True) for at, content in enumerate(contents))
     manifest = BackupManifest(
-        VERSION, new_id(time_ms), time_ms, 1, "0", objects.put_bytes(b"keys"), (BackedUpGroup("g1", "life", 1, 1, segments, ()),)
+        VERSION,
+        new_id(time_ms),
+        time_ms,
+        1,
+        "0",
+        objects.put_bytes(b"keys"),
+        (BackedUpGroup("g1", "life", 1, 1, segments, ()),),
     )
     objects.put_manifest(manifest)
     return manifest
@@ -101,7 +117,9 @@ def pruner(objects: BackupObjects) -> BackupPruner:
     return BackupPruner(objects, now_ms=lambda: NOW_MS)
 
 
-@given(st.lists(st.integers(0, 100), min_size=1, unique=True), st.integers(0, 20), st.integers(0, 60))
+@given(
+    st.lists(st.integers(0, 100), min_size=1, unique=True), st.integers(0, 20), st.integers(0, 60)
+)
 def test_a_rule_keeps_the_newest_and_the_young(ages: list[int], count: int, days: int) -> None:
     if not count and not days:
         with pytest.raises(InvalidArgument, match="--keep"):
@@ -111,7 +129,9 @@ def test_a_rule_keeps_the_newest_and_the_young(ages: list[int], count: int, days
     kept, deleted = split_by(KeepRule(count, days), list(by_id), NOW_MS)
     assert sorted((*kept, *deleted)) == sorted(by_id)
     newest = sorted(ages)[: max(count, 1)]
-    assert {by_id[each] for each in kept} == {age for age in ages if age in newest or (days and age <= days)}
+    assert {by_id[each] for each in kept} == {
+        age for age in ages if age in newest or (days and age <= days)
+    }
 
 
 def test_an_id_says_its_time_and_a_foreign_one_is_kept() -> None:
@@ -146,14 +166,18 @@ def test_a_clock_that_is_ahead_deletes_no_backups_until_it_is_confirmed(tmp_path
     old = [put_backup(objects, age, b"%d" % age) for age in (400, 3, 2, 1)]
     put_backup(objects, -365, b"created by the wrong clock")
     ahead = BackupPruner(objects, now_ms=lambda: NOW_MS + 365 * DAY_MS)
-    with pytest.raises(InvalidArgument, match="4 backups are too old, and only 1 stay: nothing was deleted"):
+    with pytest.raises(
+        InvalidArgument, match="4 backups are too old, and only 1 stay: nothing was deleted"
+    ):
         ahead.prune(KeepRule(days=30))
     assert all(is_whole(objects, each) for each in old)
     assert pruner(objects).prune(KeepRule(days=30)).deleted == (old[0].id,)
     assert len(ahead.prune(KeepRule(days=30), is_clock_confirmed=True).deleted) == 3
 
 
-def test_a_prune_that_dies_at_any_call_leaves_whole_backups_and_is_continued(tmp_path: Path) -> None:
+def test_a_prune_that_dies_at_any_call_leaves_whole_backups_and_is_continued(
+    tmp_path: Path,
+) -> None:
     for calls in range(1_000):
         folder = tmp_path / str(calls)
         objects = objects_in(folder)
@@ -165,7 +189,9 @@ def test_a_prune_that_dies_at_any_call_leaves_whole_backups_and_is_continued(tmp
         except StoreAway:
             assert is_whole(objects, new)
             assert old.id not in objects.ids() or is_whole(objects, old)
-            later = BackupPruner(objects, now_ms=lambda: NOW_MS + HOUR_MS)  # when the mark that it left no longer counts
+            later = BackupPruner(
+                objects, now_ms=lambda: NOW_MS + HOUR_MS
+            )  # when the mark that it left no longer counts
             later.prune(KeepRule(1))
             assert is_whole(objects, new)
             assert len(objects.chunk_names()) == 3
@@ -187,13 +213,19 @@ def test_a_backup_in_the_making_loses_no_chunk_whenever_it_begins(tmp_path: Path
         begun: list[Mark] = []
         counted_on: list[ChunkedBytes] = []
 
-        def begin(objects: BackupObjects = objects, begun: list[Mark] = begun, counted_on: list[ChunkedBytes] = counted_on) -> None:
+        def begin(
+            objects: BackupObjects = objects,
+            begun: list[Mark] = begun,
+            counted_on: list[ChunkedBytes] = counted_on,
+        ) -> None:
             marks = RunningMarks(objects.store)
             begun.append(marks.put(Work.CREATE, NOW_MS))
             if not any(each.work is Work.PRUNE for each in marks.others(begun[0])):
                 counted_on.append(objects.put_bytes(b"a"))
 
-        watched = BackupObjects(WatchedObjects(open_objects(f"file://{folder}"), at_call(number, begin)))
+        watched = BackupObjects(
+            WatchedObjects(open_objects(f"file://{folder}"), at_call(number, begin))
+        )
         try:
             pruner(watched).prune(KeepRule(1))
             outcomes.add("pruned")
@@ -224,7 +256,9 @@ def test_a_prune_stops_before_its_mark_counts_no_more(tmp_path: Path) -> None:
     new = put_backup(objects, 1, b"c")
     seconds = iter([0.0, 1.0, 3_600.0])
     with pytest.raises(Unavailable, match="prune again"):
-        BackupPruner(objects, now_ms=lambda: NOW_MS, seconds=lambda: next(seconds)).prune(KeepRule(1))
+        BackupPruner(objects, now_ms=lambda: NOW_MS, seconds=lambda: next(seconds)).prune(
+            KeepRule(1)
+        )
     assert objects.ids() == [new.id]
     assert pruner(objects).prune(KeepRule(1)).chunks == 1
 
@@ -243,7 +277,9 @@ def test_nothing_is_deleted_while_a_backup_that_stays_cannot_be_read(tmp_path: P
     assert is_whole(objects, new)
 
 
-async def test_a_backup_waits_for_a_prune_and_fails_if_its_mark_was_taken(cluster: LiveCluster, history: History, tmp_path: Path) -> None:
+async def test_a_backup_waits_for_a_prune_and_fails_if_its_mark_was_taken(
+    cluster: LiveCluster, history: History, tmp_path: Path
+) -> None:
     objects = objects_in(tmp_path / "backups")
     marks = RunningMarks(objects.store)
     async with cluster.client() as mq:
@@ -271,7 +307,9 @@ async def test_a_backup_waits_for_a_prune_and_fails_if_its_mark_was_taken(cluste
                 take_marks()
             return super().create(name, data)
 
-    taking = BackupObjects(TakingObjects(open_objects(f"file://{tmp_path / 'backups'}"), lambda: None))
+    taking = BackupObjects(
+        TakingObjects(open_objects(f"file://{tmp_path / 'backups'}"), lambda: None)
+    )
     with pytest.raises(Unavailable, match="pruned meanwhile"):
         await cluster.back_up(taking)
     assert objects.ids() == [made.id]
@@ -289,7 +327,13 @@ async def test_a_cluster_is_restored_from_the_newest_after_a_prune(
             newest = await cluster.back_up(objects_in(tmp_path / "backups"))
     await cluster.stop()
     words = ["backup", "prune", str(tmp_path / "backups"), "--keep", "1", "--json"]
-    shown = await asyncio.to_thread(subprocess.run, [sys.executable, "-m", "qmq.cli", *words], capture_output=True, text=True, timeout=120)
+    shown = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "qmq.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert shown.returncode == 0, shown.stderr
     (row,) = json.loads(shown.stdout)
     assert (row["kept"], len(row["deleted"])) == ([newest.id], 2)

@@ -9,7 +9,19 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from live_cluster import GROUP, KEYS, LATER, ORDERED, PLAIN, History, LiveCluster, objects_in, require_order, rest, running
+from live_cluster import (
+    GROUP,
+    KEYS,
+    LATER,
+    ORDERED,
+    PLAIN,
+    History,
+    LiveCluster,
+    objects_in,
+    require_order,
+    rest,
+    running,
+)
 from qmq_coordination.etcd.process import EtcdProcess
 from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.hashing import logical_partition
@@ -18,7 +30,15 @@ from qmq_replication.identity import new
 from qmq_replication.membership import ReplicaMembership
 
 from qmq.backup.manifest import decode_items
-from qmq.backup.rebuild import CountEvidence, FolderEvidence, PartitionEvidence, deduce, look_into, put_rebuilt, rebuilt_keys
+from qmq.backup.rebuild import (
+    CountEvidence,
+    FolderEvidence,
+    PartitionEvidence,
+    deduce,
+    look_into,
+    put_rebuilt,
+    rebuilt_keys,
+)
 from qmq.errors import FolderInUse, InvalidArgument, NotEmpty
 from qmq.model import Order, SubjectConfig
 from qmq.proto.v1 import meta_pb2 as pb
@@ -26,7 +46,9 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 def without_etcd(etcd: EtcdProcess, cluster: LiveCluster) -> LiveCluster:
     """The same folders with an empty coordination store."""
-    return LiveCluster(etcd.endpoint, f"/{secrets.token_hex(8)}", cluster.folder, cluster.groups, cluster.meta_port)
+    return LiveCluster(
+        etcd.endpoint, f"/{secrets.token_hex(8)}", cluster.folder, cluster.groups, cluster.meta_port
+    )
 
 
 def folders_of(cluster: LiveCluster) -> list[Path]:
@@ -35,7 +57,11 @@ def folders_of(cluster: LiveCluster) -> list[Path]:
 
 @pytest.mark.parametrize("has_backup", [False, True], ids=["from-logs-alone", "with-a-backup"])
 async def test_a_cluster_continues_with_a_new_etcd(
-    cluster: LiveCluster, history: History, shared_etcd: EtcdProcess, tmp_path: Path, has_backup: bool
+    cluster: LiveCluster,
+    history: History,
+    shared_etcd: EtcdProcess,
+    tmp_path: Path,
+    has_backup: bool,
 ) -> None:
     objects = objects_in(tmp_path / "backups")
     async with cluster.client() as mq:
@@ -63,31 +89,45 @@ async def test_a_cluster_continues_with_a_new_etcd(
         found = {each.settings.name: each.settings for each in await mq.metadata.list_subjects()}
         assert (found[ORDERED].order, found[ORDERED].logical_partitions) == (Order.STRICT.value, 64)
         assert (await mq.metadata.describe_route(ORDERED)).route.version == 3
-        assert {body for _, body in await rest(mq, PLAIN, GROUP)} == set(history.plain) - history.done
+        assert {body for _, body in await rest(mq, PLAIN, GROUP)} == set(
+            history.plain
+        ) - history.done
         handled.append(await rest(mq, ORDERED, GROUP))
         require_order([each for part in handled for each in part], history.ordered, history.ordered)
-        assert {str(each.id)[:32] async for each in mq.delayed.list(LATER)} == {each[:32] for each in history.delayed.values()}
+        assert {str(each.id)[:32] async for each in mq.delayed.list(LATER)} == {
+            each[:32] for each in history.delayed.values()
+        }
         await history.split(mq)
         before = len(history.plain)
         await history.send(mq, 3)
         got = await rest(mq, ORDERED, GROUP)
         for key in KEYS:
-            assert [body for found_key, body in got if found_key == key] == history.ordered[key][before:]
+            assert [body for found_key, body in got if found_key == key] == history.ordered[key][
+                before:
+            ]
         with pytest.raises(NotEmpty):
             await put_rebuilt(cluster.open_store(), rebuilt)
 
 
-async def test_clients_that_run_meanwhile_continue_after_a_rebuild(cluster: LiveCluster, shared_etcd: EtcdProcess) -> None:
+async def test_clients_that_run_meanwhile_continue_after_a_rebuild(
+    cluster: LiveCluster, shared_etcd: EtcdProcess
+) -> None:
     async with cluster.client() as mq:
         await mq.metadata.create_subject(SubjectConfig("u"))
-        await mq.metadata.create_subject(SubjectConfig(ORDERED, order=Order.STRICT, logical_partitions=64), partitions=2)
+        await mq.metadata.create_subject(
+            SubjectConfig(ORDERED, order=Order.STRICT, logical_partitions=64), partitions=2
+        )
         producer, consumer = mq.ordered_producer(ORDERED), mq.consumer("u", "g", ack="explicit")
         await producer.send(b"1", "k")
         await mq.send("u", b"1")
-        await mq.metadata.change_route(ORDERED, split=pb.SplitOperation(partition=1, parts=2), from_version=1)
+        await mq.metadata.change_route(
+            ORDERED, split=pb.SplitOperation(partition=1, parts=2), from_version=1
+        )
         await cluster.stop()
         again = without_etcd(shared_etcd, cluster)
-        await put_rebuilt(again.store, rebuilt_keys([look_into(each) for each in folders_of(cluster)], {}))
+        await put_rebuilt(
+            again.store, rebuilt_keys([look_into(each) for each in folders_of(cluster)], {})
+        )
         async with running(again):
             assert again.server == cluster.server
             await producer.send(b"2", "k")
@@ -102,16 +142,24 @@ async def test_clients_that_run_meanwhile_continue_after_a_rebuild(cluster: Live
 def test_folders_of_different_clusters_are_refused(tmp_path: Path) -> None:
     folders = []
     for name in ("a", "b"):
-        identity = replace(new(f"g-{name}", name), cluster=name, membership=ReplicaMembership(1, (name,)).encode().decode())
+        identity = replace(
+            new(f"g-{name}", name),
+            cluster=name,
+            membership=ReplicaMembership(1, (name,)).encode().decode(),
+        )
         folders.append(FolderEvidence(tmp_path, identity, None))
     with pytest.raises(InvalidArgument, match="different clusters, a, b"):
         rebuilt_keys(folders, {})
 
 
-def evidence(routes: list[Route], changes: list[Change], lps: set[int]) -> dict[int, PartitionEvidence]:
+def evidence(
+    routes: list[Route], changes: list[Change], lps: set[int]
+) -> dict[int, PartitionEvidence]:
     """What the logs say if these logical partitions were used in every version."""
     parts = {part.number: part for route in routes for part in route.partitions}
-    seals = {number: (7, change.id, change.to_version) for change in changes for number in change.sources}
+    seals = {
+        number: (7, change.id, change.to_version) for change in changes for number in change.sources
+    }
     found = {}
     for number, part in parts.items():
         mine = [lp for lp in lps if part.range.first <= lp < part.range.end]
@@ -157,7 +205,10 @@ def test_with_few_keys_a_deduced_route_keeps_each_key_where_its_messages_are() -
 
 def test_what_no_route_explains_is_refused() -> None:
     sealed = (3, "a", 2)
-    overlapping = {number: PartitionEvidence(number, "x", LpRange(0, 40), sealed if number < 3 else None) for number in (1, 2, 3)}
+    overlapping = {
+        number: PartitionEvidence(number, "x", LpRange(0, 40), sealed if number < 3 else None)
+        for number in (1, 2, 3)
+    }
     with pytest.raises(InvalidArgument):
         deduce(64, overlapping)
 

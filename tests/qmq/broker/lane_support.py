@@ -22,7 +22,14 @@ from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import BatchView, encode
 from qmq.wire.batch_columns import Columns
 from qmq.wire.frame import FrameKind
-from qmq.wire.frame_payloads import LaneAttached, LaneDelivery, LanePull, LaneSettlement, LaneVerdict, Produced
+from qmq.wire.frame_payloads import (
+    LaneAttached,
+    LaneDelivery,
+    LanePull,
+    LaneSettlement,
+    LaneVerdict,
+    Produced,
+)
 
 SUBJECT, COUNT = "orders", 16
 WHOLE = LpRange(0, COUNT)
@@ -48,8 +55,16 @@ class World:
         """A second connection."""
         return World(self.node, await connect(self.node.data_address, "test"))
 
-    async def put_route(self, route: Route, *, order: Order = Order.STRICT, fencing: Fencing = Fencing.LEASE) -> None:
-        config = SubjectConfig(SUBJECT, order=order, logical_partitions=COUNT, fencing=fencing, groups=(self.node.config.broker.name,))
+    async def put_route(
+        self, route: Route, *, order: Order = Order.STRICT, fencing: Fencing = Fencing.LEASE
+    ) -> None:
+        config = SubjectConfig(
+            SUBJECT,
+            order=order,
+            logical_partitions=COUNT,
+            fencing=fencing,
+            groups=(self.node.config.broker.name,),
+        )
         puts = [
             Put(subject_key(SUBJECT), encode_subject(config)),
             Put(route_key(SUBJECT, route.version), route.encode()),
@@ -69,12 +84,25 @@ class World:
     # --- frames ----------------------------------------------------------------------------------------------------
 
     async def produce(
-        self, keys: Sequence[bytes], *, producer: int = 7, number: int = 0, partition: int = 1, lps: Iterable[int] | None = None
+        self,
+        keys: Sequence[bytes],
+        *,
+        producer: int = 7,
+        number: int = 0,
+        partition: int = 1,
+        lps: Iterable[int] | None = None,
     ) -> Produced:
         bodies = [b"%s/%d/%d" % (key, number, at) for at, key in enumerate(keys)]
         stamped = list(lps) if lps is not None else [logical_partition(key, COUNT) for key in keys]
         columns = Columns(bodies, keys=list(keys), logical_partitions=stamped)
-        buffers = encode(SUBJECT.encode(), columns, producer_id=producer, batch_sequence=number, create_time_ms=1, partition=partition)
+        buffers = encode(
+            SUBJECT.encode(),
+            columns,
+            producer_id=producer,
+            batch_sequence=number,
+            create_time_ms=1,
+            partition=partition,
+        )
         answer = await self.connection.call(FrameKind.PRODUCE, b"".join(buffers), timeout_s=10)
         return wire.unpack_produced(answer.payload)[0]
 
@@ -90,28 +118,66 @@ class World:
         incarnation: str = "life",
         lease_ms: int = 30_000,
     ) -> LaneAttached:
-        request = wire.LaneAttach(SUBJECT, partition, group, consumer, incarnation, lps.first, lps.end, version, token, lease_ms)
+        request = wire.LaneAttach(
+            SUBJECT,
+            partition,
+            group,
+            consumer,
+            incarnation,
+            lps.first,
+            lps.end,
+            version,
+            token,
+            lease_ms,
+        )
         answer = await self.connection.call(FrameKind.LANE_ATTACH, request.pack(), timeout_s=10)
         return LaneAttached.unpack(answer.payload)
 
     async def pull(
-        self, lane: LaneAttached, sequence: int | None = None, *, messages_max: int = 1000, wait_ms: int = 0, token: int | None = None
+        self,
+        lane: LaneAttached,
+        sequence: int | None = None,
+        *,
+        messages_max: int = 1000,
+        wait_ms: int = 0,
+        token: int | None = None,
     ) -> tuple[LaneDelivery, list[Got]]:
         begin = lane.position if sequence is None else sequence
-        request = LanePull(lane.session, lane.token if token is None else token, begin, messages_max, 1 << 20, wait_ms)
-        answer = await self.connection.call(FrameKind.LANE_PULL, wire.pack_lane_pull(request), timeout_s=10)
+        request = LanePull(
+            lane.session,
+            lane.token if token is None else token,
+            begin,
+            messages_max,
+            1 << 20,
+            wait_ms,
+        )
+        answer = await self.connection.call(
+            FrameKind.LANE_PULL, wire.pack_lane_pull(request), timeout_s=10
+        )
         delivery, at = wire.unpack_lane_delivery(answer.payload)
         views: list[BatchView] = []
         for _ in range(delivery.batches):
             views.append(BatchView.parse(answer.payload, at))
             at += views[-1].envelope.total_bytes
-        return delivery, [got for each in delivery.ranges for got in _messages(views[each.batch], each)]
+        return delivery, [
+            got for each in delivery.ranges for got in _messages(views[each.batch], each)
+        ]
 
-    async def settle(self, lane: LaneAttached, *spans: tuple[int, int], token: int | None = None) -> None:
-        await self.verdicts(lane, [LaneSettlement(first, last, LaneVerdict.DONE, 0) for first, last in spans], token=token)
+    async def settle(
+        self, lane: LaneAttached, *spans: tuple[int, int], token: int | None = None
+    ) -> None:
+        await self.verdicts(
+            lane,
+            [LaneSettlement(first, last, LaneVerdict.DONE, 0) for first, last in spans],
+            token=token,
+        )
 
-    async def verdicts(self, lane: LaneAttached, settlements: list[LaneSettlement], *, token: int | None = None) -> None:
-        payload = wire.pack_lane_settle(lane.session, lane.token if token is None else token, settlements)
+    async def verdicts(
+        self, lane: LaneAttached, settlements: list[LaneSettlement], *, token: int | None = None
+    ) -> None:
+        payload = wire.pack_lane_settle(
+            lane.session, lane.token if token is None else token, settlements
+        )
         await self.connection.call(FrameKind.LANE_SETTLE, payload, timeout_s=10, deadline_ms=10_000)
 
     async def detach(self, lane: LaneAttached) -> None:
@@ -121,7 +187,10 @@ class World:
 def _messages(view: BatchView, part: wire.Range) -> list[Got]:
     keys, bodies = view.keys() or [], view.bodies()
     offset = part.first_sequence - view.base_sequence
-    return [Got(view.base_sequence + at, keys[at], bodies[at], part.attempt) for at in range(offset, offset + part.count)]
+    return [
+        Got(view.base_sequence + at, keys[at], bodies[at], part.attempt)
+        for at in range(offset, offset + part.count)
+    ]
 
 
 @asynccontextmanager

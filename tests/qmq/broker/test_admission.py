@@ -32,7 +32,9 @@ class World:
     ordered: Queue
     plain: Queue
 
-    def batch(self, number: int, body: bytes = b"x", *, queue: Queue | None = None, flags: int = 0) -> Intake:
+    def batch(
+        self, number: int, body: bytes = b"x", *, queue: Queue | None = None, flags: int = 0
+    ) -> Intake:
         queue = queue or self.ordered
         envelope, region = encode(
             queue.id.subject.encode(),
@@ -69,12 +71,27 @@ def it(tmp_path: Path) -> Iterator[World]:
 
 
 def test_the_numbers_of_sessions() -> None:
-    assert [session_of(number) for number in (-1, 0, SECOND - 1, SECOND, THIRD + 5)] == [-1, 0, 0, 1, 2]
-    assert [number for number in (0, 1, SECOND - 1, SECOND, SECOND + 1, THIRD) if begins_session(number)] == [0, SECOND, THIRD]
-    assert [next_session(number) for number in (-1, 0, SECOND - 1, SECOND + 7)] == [0, SECOND, SECOND, THIRD]
+    assert [session_of(number) for number in (-1, 0, SECOND - 1, SECOND, THIRD + 5)] == [
+        -1,
+        0,
+        0,
+        1,
+        2,
+    ]
+    assert [
+        number for number in (0, 1, SECOND - 1, SECOND, SECOND + 1, THIRD) if begins_session(number)
+    ] == [0, SECOND, THIRD]
+    assert [next_session(number) for number in (-1, 0, SECOND - 1, SECOND + 7)] == [
+        0,
+        SECOND,
+        SECOND,
+        THIRD,
+    ]
 
 
-def test_a_newer_session_begins_behind_whatever_there_is_and_fences_the_older_ones(it: World) -> None:
+def test_a_newer_session_begins_behind_whatever_there_is_and_fences_the_older_ones(
+    it: World,
+) -> None:
     assert it.write(it.batch(0)) == [0]
     with pytest.raises(OutOfSequence):
         it.write(it.batch(SECOND + 1))

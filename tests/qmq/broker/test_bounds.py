@@ -87,9 +87,13 @@ async def test_a_full_disk_is_logged_once_until_there_is_room_again(
             assert caplog.text.count("acknowledgements stay in memory") == number
 
 
-async def test_requests_of_consumers_are_refused_when_too_many_actions_wait_for_disk_space(tmp_path: Path) -> None:
+async def test_requests_of_consumers_are_refused_when_too_many_actions_wait_for_disk_space(
+    tmp_path: Path,
+) -> None:
     disk = SmallDisk(1 << 30)
-    late = SettleAction("s", 0, "g", "c", 0, ((0, 0, int(Verdict.NACK), 0),), ((0, "x" * limits.MIB),))
+    late = SettleAction(
+        "s", 0, "g", "c", 0, ((0, 0, int(Verdict.NACK), 0),), ((0, "x" * limits.MIB),)
+    )
     async with served(tmp_path, disk=disk) as (broker, connection):
         session = await attach(connection)
         disk.left = 0
@@ -98,7 +102,10 @@ async def test_requests_of_consumers_are_refused_when_too_many_actions_wait_for_
         with pytest.raises(DiskFull):
             broker.store.write_actions()
         pull = wire.pack_pull(wire.Pull(session, 5, 1 << 20, 0))
-        for kind, payload in ((FrameKind.PULL, pull), (FrameKind.SETTLE, wire.pack_settle(session, [Settlement(0, 0, Verdict.ACK, 0)]))):
+        for kind, payload in (
+            (FrameKind.PULL, pull),
+            (FrameKind.SETTLE, wire.pack_settle(session, [Settlement(0, 0, Verdict.ACK, 0)])),
+        ):
             with pytest.raises(DiskFull, match="wait for room"):
                 await connection.call(kind, payload, timeout_s=10)
         await connection.call(FrameKind.HEARTBEAT, wire.pack_session(session), timeout_s=10)
@@ -120,7 +127,9 @@ async def test_a_settle_that_would_not_fit_into_an_entry_is_refused(tmp_path: Pa
     ("tags", "lps", "says"),
     [(["t"] * 21, [], "tags"), ([], ["0-1"] * (limits.FETCH_RANGES_MAX + 1), "at most 64 ranges")],
 )
-async def test_a_fetch_names_few_tags_and_ranges(tmp_path: Path, tags: list[str], lps: list[str], says: str) -> None:
+async def test_a_fetch_names_few_tags_and_ranges(
+    tmp_path: Path, tags: list[str], lps: list[str], says: str
+) -> None:
     async with served(tmp_path) as (_, connection):
         fetch = wire.Fetch("s", 0, 0, 1 << 40, 0, 1000, tags, [], lps, 0)
         with pytest.raises(InvalidArgument, match=says):
@@ -146,16 +155,26 @@ async def test_a_settle_has_so_many_ranges_and_no_more(tmp_path: Path) -> None:
 async def test_a_settle_as_large_as_older_clients_send_is_taken(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, connection):
         session = await attach(connection)
-        await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)), timeout_s=10)
+        await connection.call(
+            FrameKind.PULL,
+            wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)),
+            timeout_s=10,
+        )
         many = [Settlement(0, 0, Verdict.ACK, 0)] * 20_000
-        answer = await connection.call(FrameKind.SETTLE, wire.pack_settle(session, many), timeout_s=10)
+        answer = await connection.call(
+            FrameKind.SETTLE, wire.pack_settle(session, many), timeout_s=10
+        )
         assert wire.unpack_settled(answer.payload) == (1, 19_999)
 
 
 async def test_settling_undelivered_messages_changes_no_counter(tmp_path: Path) -> None:
     async with served(tmp_path) as (broker, connection):
         session = await attach(connection)
-        await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)), timeout_s=10)
+        await connection.call(
+            FrameKind.PULL,
+            wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)),
+            timeout_s=10,
+        )
         far = wire.pack_settle(session, [Settlement(0, 1 << 62, Verdict.ACK, 0)])
         with pytest.raises(InvalidArgument, match=f"before {MESSAGES} were handed out"):
             await connection.call(FrameKind.SETTLE, far, timeout_s=10)
@@ -198,7 +217,9 @@ async def test_connections_leave_descriptors_for_files(tmp_path: Path) -> None:
 async def test_peers_that_say_no_hello_leave_room_for_those_that_do(tmp_path: Path) -> None:
     config = BrokerConfig(connections_max=40, hello_timeout_ms=3_600_000)
     store = open_store(tmp_path, LogConfig(), ManualClock())
-    server = DataServer(Broker(store, SubjectConfig, ManualClock(), config, asyncio.get_running_loop()))
+    server = DataServer(
+        Broker(store, SubjectConfig, ManualClock(), config, asyncio.get_running_loop())
+    )
     await server.start("127.0.0.1", 0)
     address = f"127.0.0.1:{server.port}"
     first = await connect(address, "first")
@@ -215,11 +236,15 @@ async def test_peers_that_say_no_hello_leave_room_for_those_that_do(tmp_path: Pa
     store.close()
 
 
-async def test_a_connection_that_was_accepted_before_a_stop_is_closed_after_it(tmp_path: Path) -> None:
+async def test_a_connection_that_was_accepted_before_a_stop_is_closed_after_it(
+    tmp_path: Path,
+) -> None:
     """asyncio takes a connection in one round of the loop, and makes its protocol in the next."""
 
     class Taken(Network):
-        async def listen(self, host: str, port: int, factory: Factory, refused: Refused = ignored) -> ServerListener:
+        async def listen(
+            self, host: str, port: int, factory: Factory, refused: Refused = ignored
+        ) -> ServerListener:
             self.factory = factory
             return await super().listen(host, port, factory, refused)
 
@@ -252,7 +277,11 @@ def test_a_file_that_cannot_be_opened_for_now_is_refused_as_a_full_disk_is(tmp_p
 async def test_a_session_has_few_pulls_waiting(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, connection):
         session = await attach(connection)
-        await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)), timeout_s=10)
+        await connection.call(
+            FrameKind.PULL,
+            wire.pack_pull(wire.Pull(session, MESSAGES, 1 << 20, 1000)),
+            timeout_s=10,
+        )
         pull = wire.pack_pull(wire.Pull(session, 1, 1, 60_000))
         for _ in range(limits.SESSION_PULLS_MAX):
             connection.request(FrameKind.PULL, lambda _: None, pull, timeout_s=60)
@@ -278,9 +307,18 @@ HALF = json.loads('"\\ud800"')
 @pytest.mark.parametrize(
     ("kind", "payload"),
     [
-        (FrameKind.ATTACH, wire.Attach(HALF, 0, "g", "c", "i", -1, "earliest", 60_000, [], []).pack()),
-        (FrameKind.ATTACH, wire.Attach("s", 0, HALF, "c", "i", -1, "earliest", 60_000, [], []).pack()),
-        (FrameKind.ATTACH, wire.Attach("s", 0, "g", "c", HALF, -1, "earliest", 60_000, [], []).pack()),
+        (
+            FrameKind.ATTACH,
+            wire.Attach(HALF, 0, "g", "c", "i", -1, "earliest", 60_000, [], []).pack(),
+        ),
+        (
+            FrameKind.ATTACH,
+            wire.Attach("s", 0, HALF, "c", "i", -1, "earliest", 60_000, [], []).pack(),
+        ),
+        (
+            FrameKind.ATTACH,
+            wire.Attach("s", 0, "g", "c", HALF, -1, "earliest", 60_000, [], []).pack(),
+        ),
         (FrameKind.FETCH, wire.Fetch("s", 0, 0, 1, 0, 1000, [HALF], [], [], 0).pack()),
         (FrameKind.FETCH, wire.Fetch(HALF, 0, 0, 1, 0, 1000, [], [], [], 0).pack()),
     ],

@@ -40,4 +40,6 @@ async def test_a_message_alone_takes_at_most_55_calls_of_the_broker(tmp_path: Pa
             sys.setprofile(None)
     # The median: what the clock begins, such as a flush, falls into the time of some messages, of more on a busy machine.
     usual = median(after - before for before, after in pairwise(totals))
-    assert usual <= 55, ", ".join(f"{name} {count / MESSAGES:.1f}" for name, count in calls.most_common(60))
+    assert usual <= 55, ", ".join(
+        f"{name} {count / MESSAGES:.1f}" for name, count in calls.most_common(60)
+    )

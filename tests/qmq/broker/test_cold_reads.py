@@ -38,7 +38,12 @@ class HeldDisk(Disk):
 
 @asynccontextmanager
 async def node_on(folder: Path, disk: Disk, recent_bytes: int = 100_000) -> AsyncIterator[Node]:
-    node = Node(node_config(folder, LogConfig(cache_bytes=0), broker=BrokerConfig(recent_bytes=recent_bytes)), disk=disk)
+    node = Node(
+        node_config(
+            folder, LogConfig(cache_bytes=0), broker=BrokerConfig(recent_bytes=recent_bytes)
+        ),
+        disk=disk,
+    )
     await node.start()
     try:
         yield node
@@ -61,7 +66,9 @@ async def read(mq: qmq.Client, group: str) -> list[int]:
     raise AssertionError
 
 
-async def test_a_disk_that_is_slow_to_read_keeps_only_groups_waiting_that_are_far_behind(tmp_path: Path) -> None:
+async def test_a_disk_that_is_slow_to_read_keeps_only_groups_waiting_that_are_far_behind(
+    tmp_path: Path,
+) -> None:
     disk = HeldDisk()
     async with node_on(tmp_path, disk) as node, qmq.connect(node.address) as mq:
         await fill(mq)
@@ -89,7 +96,10 @@ async def test_what_cannot_be_read_ahead_is_read_all_the_same(tmp_path: Path) ->
 
 async def test_near_the_end_of_the_log_nothing_is_read_ahead(tmp_path: Path) -> None:
     disk = HeldDisk()
-    async with node_on(tmp_path, disk, recent_bytes=1 << 30) as node, qmq.connect(node.address) as mq:
+    async with (
+        node_on(tmp_path, disk, recent_bytes=1 << 30) as node,
+        qmq.connect(node.address) as mq,
+    ):
         await fill(mq)
         assert await read(mq, "near") == list(range(COUNT))
         assert disk.asked == 0

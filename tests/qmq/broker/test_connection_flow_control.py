@@ -37,7 +37,9 @@ class Producer:
 
 
 @given(st.lists(st.lists(st.integers(1, 80), max_size=12), min_size=1, max_size=12))
-def test_a_round_brings_little_more_than_the_budget_and_all_come_to_their_end(batches: list[list[int]]) -> None:
+def test_a_round_brings_little_more_than_the_budget_and_all_come_to_their_end(
+    batches: list[list[int]],
+) -> None:
     planned = list[Callable[[], None]]()
     budget = RoundBudget(planned.append, lambda: 0, BUDGET, 0)
     producers = [Producer(list(each)) for each in batches]
@@ -89,7 +91,11 @@ def test_a_producer_within_the_budget_never_waits() -> None:
 
 def test_small_batches_count_until_they_are_written_and_need_no_call_for_that() -> None:
     planned, turn = list[Callable[[], None]](), 0
-    budget, small, large = RoundBudget(planned.append, lambda: turn, BUDGET, 10), Producer([]), Producer([])
+    budget, small, large = (
+        RoundBudget(planned.append, lambda: turn, BUDGET, 10),
+        Producer([]),
+        Producer([]),
+    )
     for turn in range(20):  # noqa: B007 - read by the budget
         for _ in range(9):
             budget.took(small, 10)
@@ -108,7 +114,10 @@ async def test_large_batches_of_many_producers_are_all_stored(tmp_path: Path) ->
             async with clients[0].consumer("s", "g") as consumer:
                 found = set[bytes]()
                 while len(found) < 12 * 4:
-                    found |= {message.body[:4] for message in await consumer.pull(48, timedelta(seconds=20))}
+                    found |= {
+                        message.body[:4]
+                        for message in await consumer.pull(48, timedelta(seconds=20))
+                    }
         finally:
             for mq in clients:
                 await mq.close()
@@ -142,7 +151,9 @@ def flow_of(socket: Socket, budget: RoundBudget | None = None) -> ConnectionFlow
     def never(_delay_s: float, _call: Callable[[], None]) -> asyncio.TimerHandle:
         raise AssertionError("nothing here has a quota")
 
-    return ConnectionFlow(socket, ConnectionAccess(OpenAccess(), ProducerOwners()), never, BUDGET, budget)
+    return ConnectionFlow(
+        socket, ConnectionAccess(OpenAccess(), ProducerOwners()), never, BUDGET, budget
+    )
 
 
 def test_a_connection_is_read_again_when_half_of_its_bytes_are_answered() -> None:

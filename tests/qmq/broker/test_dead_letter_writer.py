@@ -49,11 +49,22 @@ class World:
         self.folder = folder
         self.clock = ManualClock()
         self.store = open_store(folder, LogConfig(), self.clock)
-        self.broker = Broker(self.store, SubjectConfig, self.clock, BrokerConfig(), asyncio.get_running_loop())
+        self.broker = Broker(
+            self.store, SubjectConfig, self.clock, BrokerConfig(), asyncio.get_running_loop()
+        )
         self.peer = Mute()
 
     def send(self, bodies: list[bytes], number: int = 0) -> None:
-        self.broker.append_own([intake(self.store.open_queue("s", 0), bodies, number=number, tags=[("t",)] * len(bodies))])
+        self.broker.append_own(
+            [
+                intake(
+                    self.store.open_queue("s", 0),
+                    bodies,
+                    number=number,
+                    tags=[("t",)] * len(bodies),
+                )
+            ]
+        )
 
     def attach(self, consumer: str = "c", group: str = "g", incarnation: str = "i") -> None:
         request = wire.Attach("s", 0, group, consumer, incarnation, -1, "earliest", 1_000, [], [])
@@ -137,7 +148,9 @@ async def test_a_message_that_cannot_be_copied_holds_up_no_other(tmp_path: Path,
     assert after.share.dying_messages() == 0
 
 
-async def test_a_crash_after_the_copy_and_before_its_record_makes_no_second_copy(tmp_path: Path) -> None:
+async def test_a_crash_after_the_copy_and_before_its_record_makes_no_second_copy(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(3))
     world.attach()
@@ -152,7 +165,9 @@ async def test_a_crash_after_the_copy_and_before_its_record_makes_no_second_copy
     assert after.crashed("c").share.dying == []
 
 
-async def test_messages_that_die_after_the_crash_are_copied_in_other_batches(tmp_path: Path) -> None:
+async def test_messages_that_die_after_the_crash_are_copied_in_other_batches(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(6))
     world.attach()
@@ -194,7 +209,9 @@ async def test_large_dead_messages_are_copied_in_several_batches(tmp_path: Path)
     assert 2 < world.graveyard.index.count < 10
 
 
-async def test_on_a_full_disk_dead_messages_wait_and_are_copied_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_a_full_disk_dead_messages_wait_and_are_copied_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(2))
     world.attach()
@@ -208,7 +225,9 @@ async def test_on_a_full_disk_dead_messages_wait_and_are_copied_when_there_is_ro
         patch.setattr(world.store, "append", full)
         world.bury()
     assert (world.bodies(), world.share.dying_messages()) == ([], 2)
-    assert [group.dying for group in await BrokerAdmin(world.broker, "g1").groups("s", "g")] == [2], "operators see that they wait"
+    assert [group.dying for group in await BrokerAdmin(world.broker, "g1").groups("s", "g")] == [
+        2
+    ], "operators see that they wait"
     world.bury()
     assert world.bodies() == [], "it is not tried at every tick"
     world.clock.now_ms += AGAIN_MS
@@ -216,7 +235,9 @@ async def test_on_a_full_disk_dead_messages_wait_and_are_copied_when_there_is_ro
     assert (world.bodies(), world.share.dying_messages()) == (numbered(2), 0)
 
 
-async def test_a_copy_that_failed_before_it_was_sent_again_dies_with_all_its_attempts(tmp_path: Path) -> None:
+async def test_a_copy_that_failed_before_it_was_sent_again_dies_with_all_its_attempts(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path / "a")
     own = {model.GROUP: b"g", model.ATTEMPT: b"4"}
     queue = world.store.open_queue("s", 0)
@@ -229,7 +250,9 @@ async def test_a_copy_that_failed_before_it_was_sent_again_dies_with_all_its_att
     assert (body, found[model.ATTEMPT], found[model.ERROR]) == (b"late", b"5", b"fifth")
 
 
-async def test_a_message_that_kills_consumers_dies_and_prefetched_ones_do_not(tmp_path: Path) -> None:
+async def test_a_message_that_kills_consumers_dies_and_prefetched_ones_do_not(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(10))
     for life in range(12):
@@ -238,7 +261,12 @@ async def test_a_message_that_kills_consumers_dies_and_prefetched_ones_do_not(tm
         world.clock.now_ms += 120_000
         for item in world.share.holders["c"].held if life else ():
             if item.first <= 3 < item.first + item.count:
-                world.broker.dispatch.begun(world.peer, world.session, item.pull + 3 - item.first, item.pull + 3 - item.first)
+                world.broker.dispatch.begun(
+                    world.peer,
+                    world.session,
+                    item.pull + 3 - item.first,
+                    item.pull + 3 - item.first,
+                )
     world.broker.turn()
     world.bury()
     ((body, found),) = world.letters()
@@ -252,8 +280,16 @@ async def test_messages_that_were_created_months_apart_are_copied_too(tmp_path: 
     queue = world.store.open_queue("s", 0)
     months = [1, 200 * 86_400_000, 2]
     for number, created in enumerate(months):
-        envelope, region = encode(b"s", Columns([b"%d" % created]), producer_id=7, batch_sequence=number, create_time_ms=created)
-        world.broker.append_own([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
+        envelope, region = encode(
+            b"s",
+            Columns([b"%d" % created]),
+            producer_id=7,
+            batch_sequence=number,
+            create_time_ms=created,
+        )
+        world.broker.append_own(
+            [Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)]
+        )
     world.attach()
     for _ in months:
         world.pull(1)
@@ -262,15 +298,24 @@ async def test_messages_that_were_created_months_apart_are_copied_too(tmp_path: 
     assert world.bodies() == [b"%d" % created for created in months]
 
 
-async def test_copies_of_compressed_messages_are_counted_by_their_whole_size(tmp_path: Path) -> None:
+async def test_copies_of_compressed_messages_are_counted_by_their_whole_size(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path / "a")
     queue = world.store.open_queue("s", 0)
     body = bytes(140_000)
     for number in range(4):
         envelope, region = encode(
-            b"s", Columns([body] * 50), producer_id=7, batch_sequence=number, create_time_ms=1, compression=Compression.LZ4
+            b"s",
+            Columns([body] * 50),
+            producer_id=7,
+            batch_sequence=number,
+            create_time_ms=1,
+            compression=Compression.LZ4,
         )
-        world.broker.append_own([Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)])
+        world.broker.append_own(
+            [Intake(queue, region, sent_sizes(envelope)[1], parse_header(region), 0)]
+        )
     world.attach()
     for _ in range(4):
         world.pull(50)
@@ -282,7 +327,9 @@ async def test_copies_of_compressed_messages_are_counted_by_their_whole_size(tmp
     assert letters.cumulative_bytes < 10 * len(body), "copies are compressed as their originals are"
 
 
-async def test_dead_messages_are_copied_while_others_keep_dying_and_commits_come_late(tmp_path: Path) -> None:
+async def test_dead_messages_are_copied_while_others_keep_dying_and_commits_come_late(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(20))
     world.attach()
@@ -297,7 +344,9 @@ async def test_dead_messages_are_copied_while_others_keep_dying_and_commits_come
     assert len(world.bodies()) >= 15
 
 
-async def test_an_unreadable_batch_keeps_its_dead_messages_and_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_batch_keeps_its_dead_messages_and_stops_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(2))
     world.attach()
@@ -316,7 +365,9 @@ async def test_an_unreadable_batch_keeps_its_dead_messages_and_stops_nothing_els
     assert world.bodies() == numbered(2)
 
 
-async def test_a_late_consumer_of_a_broadcast_group_does_not_get_its_old_progress(tmp_path: Path) -> None:
+async def test_a_late_consumer_of_a_broadcast_group_does_not_get_its_old_progress(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path / "a")
     world.send(numbered(10))
     world.attach("c", "g%c")
@@ -331,7 +382,9 @@ async def test_a_late_consumer_of_a_broadcast_group_does_not_get_its_old_progres
     assert "g%c" not in world.store.open_queue("s", 0).shares
 
 
-async def test_what_never_reached_a_consumer_that_leaves_comes_again_untried(tmp_path: Path) -> None:
+async def test_what_never_reached_a_consumer_that_leaves_comes_again_untried(
+    tmp_path: Path,
+) -> None:
     """A pull waits while the consumer gives back what it had not begun: the same messages are handed out to it once more."""
     world = World(tmp_path / "a")
     world.send(numbered(10))

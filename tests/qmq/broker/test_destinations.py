@@ -63,7 +63,9 @@ def test_a_partition_that_lost_its_route_does_not_deny_what_it_stores(tmp_path: 
     """The coordination store was put back to routes from before the partition."""
     store = open_store(tmp_path, LogConfig(), ManualClock())
     config = SubjectConfig("o", order=Order.STRICT, logical_partitions=16)
-    subjects = BrokerSubjects(store, {"o": config}.get, QueueDestinations(Routing()), has_consumers=True)
+    subjects = BrokerSubjects(
+        store, {"o": config}.get, QueueDestinations(Routing()), has_consumers=True
+    )
     store.append([intake(store.open_queue("o", 2), [b"x"])])
     for partition, outcome in ((2, Outcome.UNKNOWN), (3, Outcome.NOT_STORED)):
         with pytest.raises(RouteChanged) as refused:
@@ -72,7 +74,9 @@ def test_a_partition_that_lost_its_route_does_not_deny_what_it_stores(tmp_path: 
     store.close()
 
 
-def test_without_names_all_subjects_are_looked_up_again(subjects: BrokerSubjects, known: Known) -> None:
+def test_without_names_all_subjects_are_looked_up_again(
+    subjects: BrokerSubjects, known: Known
+) -> None:
     subjects.find_queue(b"a", 0)
     subjects.forget()
     subjects.find_queue(b"a", 0)

@@ -44,11 +44,21 @@ DIRECTED = BatchFlag.DIRECTED
 
 
 def checked(
-    queue: Queue, columns: Columns, *, number: int = 0, flags: int = DIRECTED, lps: LpRange | None = None, takes_due_times: bool = False
+    queue: Queue,
+    columns: Columns,
+    *,
+    number: int = 0,
+    flags: int = DIRECTED,
+    lps: LpRange | None = None,
+    takes_due_times: bool = False,
 ) -> Intake:
     """A batch as the broker takes it in."""
-    envelope, region = encode(b"s", columns, producer_id=7, batch_sequence=number, create_time_ms=1, flags=flags)
-    destination = Destination(queue, MIB, lps, check_due_times=_takes_any if takes_due_times else None)
+    envelope, region = encode(
+        b"s", columns, producer_id=7, batch_sequence=number, create_time_ms=1, flags=flags
+    )
+    destination = Destination(
+        queue, MIB, lps, check_due_times=_takes_any if takes_due_times else None
+    )
     return read_batch(region, sent_sizes(envelope)[1], lambda *_: destination)
 
 
@@ -62,8 +72,14 @@ class Log:
     def __init__(self, store: Store, queue: Queue) -> None:
         self.store, self.queue, self.count = store, queue, 0
 
-    def add(self, headers: Mapping[str, bytes] | None = None, tags: tuple[str, ...] | None = None) -> None:
-        columns = Columns([b"x", b"y"], headers=[headers] * 2 if headers else None, tags=[tags] * 2 if tags else None)
+    def add(
+        self, headers: Mapping[str, bytes] | None = None, tags: tuple[str, ...] | None = None
+    ) -> None:
+        columns = Columns(
+            [b"x", b"y"],
+            headers=[headers] * 2 if headers else None,
+            tags=[tags] * 2 if tags else None,
+        )
         flags = DIRECTED if headers and "qmq-group" in headers else 0
         self.store.append([checked(self.queue, columns, number=self.count, flags=flags)])
         self.count += 1
@@ -80,7 +96,9 @@ class Group:
 
     def pull(self, messages_max: int = 100) -> PullResult:
         share = self.log.queue.share(self.name)
-        found = collect(self.log.store, self.reader, self.name, share, self.tags, messages_max, MIB, 0)
+        found = collect(
+            self.log.store, self.reader, self.name, share, self.tags, messages_max, MIB, 0
+        )
         if found.pulled:
             self.log.store.act(PullAction("s", 0, self.name, "c", tuple(found.pulled)))
             share.check()
@@ -97,7 +115,11 @@ def log(store: Store, queue: Queue) -> Log:
 
 
 def sequences(delivery: PullResult) -> list[int]:
-    return [sequence for each in delivery.pieces for sequence in range(each.first, each.first + each.count)]
+    return [
+        sequence
+        for each in delivery.pieces
+        for sequence in range(each.first, each.first + each.count)
+    ]
 
 
 # --- handing out -------------------------------------------------------------------------------------------------------
@@ -152,7 +174,9 @@ def test_tags_choose_among_directed_messages_as_among_others(log: Log) -> None:
     assert sequences(Group(log, "c", TagFilter.of(["red", "blue"], [])).pull()) == [8, 9, 10, 11]
 
 
-def test_a_batch_whose_bloom_is_full_by_its_tags_goes_to_everybody(store: Store, queue: Queue) -> None:
+def test_a_batch_whose_bloom_is_full_by_its_tags_goes_to_everybody(
+    store: Store, queue: Queue
+) -> None:
     tags = [tuple(f"{message}-{tag}" for tag in range(10)) for message in range(100)]
     batch = checked(queue, Columns([b"x"] * 100, tags=tags), flags=0)
     assert batch.tag_bloom == LOOK_INSIDE
@@ -182,8 +206,17 @@ def test_a_directed_batch_without_a_group_is_refused_everywhere(
     queue: Queue, headers: list[Mapping[str, bytes]] | None, due_times_ms: list[int] | None
 ) -> None:
     with pytest.raises(InvalidArgument, match="qmq-group"):
-        checked(queue, Columns([b"x", b"y"], headers=headers, due_times_ms=due_times_ms), takes_due_times=due_times_ms is not None)
-    checked(queue, Columns([b"x", b"y"], headers=headers, due_times_ms=due_times_ms), takes_due_times=due_times_ms is not None, flags=0)
+        checked(
+            queue,
+            Columns([b"x", b"y"], headers=headers, due_times_ms=due_times_ms),
+            takes_due_times=due_times_ms is not None,
+        )
+    checked(
+        queue,
+        Columns([b"x", b"y"], headers=headers, due_times_ms=due_times_ms),
+        takes_due_times=due_times_ms is not None,
+        flags=0,
+    )
 
 
 def test_a_directed_batch_to_an_ordered_subject_is_refused(queue: Queue) -> None:
@@ -217,16 +250,28 @@ def test_a_replay_indexes_directed_batches_as_they_were_indexed(tmp_path: Path) 
 
 
 def region(headers: list[Mapping[str, bytes]] | None, flags: int) -> bytes:
-    return encode(b"s", Columns([b"x"] * 2, headers=headers), producer_id=7, batch_sequence=0, create_time_ms=1, flags=flags)[1]
+    return encode(
+        b"s",
+        Columns([b"x"] * 2, headers=headers),
+        producer_id=7,
+        batch_sequence=0,
+        create_time_ms=1,
+        flags=flags,
+    )[1]
 
 
 def test_the_group_is_that_of_the_first_message() -> None:
     assert group_of(region([TO_B, TO_A], DIRECTED)) == b"b"
     assert group_of(region([TO_B, TO_B], 0)) is None
-    assert group_of(region([{}, TO_A], DIRECTED)) == group_of(region(None, DIRECTED)) == b"", "of no group"
+    assert group_of(region([{}, TO_A], DIRECTED)) == group_of(region(None, DIRECTED)) == b"", (
+        "of no group"
+    )
 
 
-@pytest.mark.parametrize(("value", "count"), [(b"1", 1), (b"12", 12), (b"", 0), (b"-1", 0), (b"x", 0), (b"1" * 10, 0), (b"\xb2", 0)])
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [(b"1", 1), (b"12", 12), (b"", 0), (b"-1", 0), (b"x", 0), (b"1" * 10, 0), (b"\xb2", 0)],
+)
 def test_only_a_decimal_number_counts_as_failures(value: bytes, count: int) -> None:
     assert failures({"qmq-attempt": value}) == count
     assert failures({}) == 0

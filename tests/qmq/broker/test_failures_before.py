@@ -48,7 +48,9 @@ def test_sequences_behind_the_end_never_failed(store: Store) -> None:
     assert asked(store, 6, 3) == [0, 0, 0]
 
 
-def test_a_damaged_copy_counts_as_never_failed_and_stops_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_copy_counts_as_never_failed_and_stops_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def damaged(*_: object) -> tuple[bytes, bytes]:
         raise LogDamaged("a flipped bit (in this test)")
 

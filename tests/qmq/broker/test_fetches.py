@@ -56,7 +56,13 @@ class Reader:
         bytes_max: int = 1 << 20,
         **selection: Any,
     ) -> tuple[wire.Fetched, list[BatchView]]:
-        wanted: dict[str, Any] = {"tags_any": [], "tags_all": [], "lps": [], "directed": 0, **selection}
+        wanted: dict[str, Any] = {
+            "tags_any": [],
+            "tags_all": [],
+            "lps": [],
+            "directed": 0,
+            **selection,
+        }
         request = wire.Fetch(subject, partition, sequence, until, since_ms, bytes_max, **wanted)
         answer = await self.connection.call(FrameKind.FETCH, request.pack(), timeout_s=10)
         fetched, at = wire.unpack_fetched(answer.payload)
@@ -68,10 +74,18 @@ class Reader:
         return fetched, views
 
     async def find(
-        self, producer: int = 7, before: int = FOREVER, most: int = 1000, *, subject: str = "s", partition: int = 0
+        self,
+        producer: int = 7,
+        before: int = FOREVER,
+        most: int = 1000,
+        *,
+        subject: str = "s",
+        partition: int = 0,
     ) -> list[list[int]]:
         request = wire.Find(subject, partition, f"{producer:016x}", before, most)
-        return wire.FoundBatches.unpack((await self.connection.call(FrameKind.FIND, request.pack(), timeout_s=10)).payload).found
+        return wire.FoundBatches.unpack(
+            (await self.connection.call(FrameKind.FIND, request.pack(), timeout_s=10)).payload
+        ).found
 
 
 @asynccontextmanager
@@ -128,7 +142,9 @@ async def test_a_batch_larger_than_the_requested_size_is_still_returned(tmp_path
         assert fetched.next_sequence == 100
 
 
-async def test_with_no_bytes_only_the_numbers_come_and_nothing_counts_as_passed_over(tmp_path: Path) -> None:
+async def test_with_no_bytes_only_the_numbers_come_and_nothing_counts_as_passed_over(
+    tmp_path: Path,
+) -> None:
     async with reader(tmp_path) as it:
         it.append()
         fetched, views = await it.fetch(3, bytes_max=0)
@@ -136,7 +152,9 @@ async def test_with_no_bytes_only_the_numbers_come_and_nothing_counts_as_passed_
         assert fetched[:3] == (0, 3, 10)
 
 
-async def test_a_queue_without_messages_is_empty_and_an_unknown_subject_is_refused(tmp_path: Path) -> None:
+async def test_a_queue_without_messages_is_empty_and_an_unknown_subject_is_refused(
+    tmp_path: Path,
+) -> None:
     async with reader(tmp_path) as it:
         with pytest.raises(UnknownSubject):
             await it.fetch(subject="never")
@@ -144,13 +162,22 @@ async def test_a_queue_without_messages_is_empty_and_an_unknown_subject_is_refus
             await it.find(subject="never")
     async with world(tmp_path / "other") as other:
         it = Reader(other.node, other.connection)
-        assert await it.fetch(subject=SUBJECT, partition=1) == (wire.Fetched(0, 0, 0, 0, 0, False, 0), [])
+        assert await it.fetch(subject=SUBJECT, partition=1) == (
+            wire.Fetched(0, 0, 0, 0, 0, False, 0),
+            [],
+        )
         assert await it.find(subject=SUBJECT, partition=1) == []
 
 
-async def test_batches_without_a_wanted_tag_are_passed_over_by_bloom_and_hash(tmp_path: Path) -> None:
+async def test_batches_without_a_wanted_tag_are_passed_over_by_bloom_and_hash(
+    tmp_path: Path,
+) -> None:
     async with reader(tmp_path) as it:
-        bloom_twin = next(f"t{n}" for n in range(10**6) if not tag_bloom([tag_hash(f"t{n}")]) & ~tag_bloom([tag_hash("a"), tag_hash("b")]))
+        bloom_twin = next(
+            f"t{n}"
+            for n in range(10**6)
+            if not tag_bloom([tag_hash(f"t{n}")]) & ~tag_bloom([tag_hash("a"), tag_hash("b")])
+        )
         for number, tags in enumerate([("a",), ("b",), ("a", "b"), (bloom_twin,), ()]):
             it.append(number=number, tags=tags)
         assert bases((await it.fetch(tags_any=["a"]))[1]) == [0, 20]
@@ -168,7 +195,10 @@ async def test_batches_without_a_wanted_logical_partition_are_passed_over(tmp_pa
         for number, lp in enumerate([0, 5, 9]):
             await w.produce([b"k"] * 3, number=number, lps=[lp] * 3)
         assert bases((await it.fetch(subject=SUBJECT, partition=1, lps=["0-5"]))[1]) == [0]
-        assert bases((await it.fetch(subject=SUBJECT, partition=1, lps=["9-16", "5-6"]))[1]) == [3, 6]
+        assert bases((await it.fetch(subject=SUBJECT, partition=1, lps=["9-16", "5-6"]))[1]) == [
+            3,
+            6,
+        ]
         assert bases((await it.fetch(subject=SUBJECT, partition=1))[1]) == [0, 3, 6]
         with pytest.raises(InvalidArgument):
             await it.fetch(subject=SUBJECT, partition=1, lps=["5"])
@@ -179,7 +209,12 @@ async def test_directed_batches_are_given_only_to_their_group(tmp_path: Path) ->
         it.append()
         headers: list[Any] = [{"qmq-group": b"g"}]
         envelope, region = encode(
-            b"s", Columns([b"x"], headers=headers), producer_id=8, batch_sequence=0, create_time_ms=1, flags=BatchFlag.DIRECTED
+            b"s",
+            Columns([b"x"], headers=headers),
+            producer_id=8,
+            batch_sequence=0,
+            create_time_ms=1,
+            flags=BatchFlag.DIRECTED,
         )
         await it.node.coordination.put(subject_key("s"), encode_subject(SubjectConfig("s")))
         await it.node.view.refresh()
@@ -191,7 +226,9 @@ async def test_directed_batches_are_given_only_to_their_group(tmp_path: Path) ->
         assert (bases(views), fetched.next_sequence) == ([10], 21)
 
 
-async def test_what_was_appended_since_a_time_begins_at_a_batch_or_at_the_end(tmp_path: Path) -> None:
+async def test_what_was_appended_since_a_time_begins_at_a_batch_or_at_the_end(
+    tmp_path: Path,
+) -> None:
     async with reader(tmp_path) as it:
         clock = it.node.broker.store.clock = ManualClock(1_000)
         for number in range(4):
@@ -202,7 +239,9 @@ async def test_what_was_appended_since_a_time_begins_at_a_batch_or_at_the_end(tm
         assert bases((await it.fetch(since_ms=1_150))[1]) == [20, 30]
 
 
-async def test_a_sealed_partition_ends_at_a_command_message_that_no_consumer_gets(tmp_path: Path) -> None:
+async def test_a_sealed_partition_ends_at_a_command_message_that_no_consumer_gets(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as w:
         it = Reader(w.node, w.connection)
         await w.produce([b"k"] * 3)
@@ -281,7 +320,9 @@ async def test_uncommitted_batches_are_neither_given_nor_counted(tmp_path: Path)
         assert bases((await it.fetch())[1]) == [0, 10]
 
 
-async def test_a_lookup_is_answered_after_the_commit_of_all_appended_batches(tmp_path: Path) -> None:
+async def test_a_lookup_is_answered_after_the_commit_of_all_appended_batches(
+    tmp_path: Path,
+) -> None:
     async with uncommitted(tmp_path) as (it, commit):
         it.append(number=1)
         asked = asyncio.create_task(it.find())
@@ -294,7 +335,9 @@ async def test_a_lookup_is_answered_after_the_commit_of_all_appended_batches(tmp
         assert [each[0] for each in await it.find()] == [2, 1, 0]
 
 
-async def test_a_request_that_waits_for_an_unknowable_commit_goes_to_the_next_master(tmp_path: Path) -> None:
+async def test_a_request_that_waits_for_an_unknowable_commit_goes_to_the_next_master(
+    tmp_path: Path,
+) -> None:
     async with uncommitted(tmp_path) as (it, _):
         it.append(number=1)
         asked = asyncio.create_task(it.find())
@@ -311,7 +354,12 @@ async def test_a_selection_of_too_many_tags_or_ranges_is_refused(tmp_path: Path)
         allowed = {"tags_any": ["a"] * 10, "tags_all": ["a"] * 10}
         assert bases((await it.fetch(**allowed))[1]) == [0]
         await it.fetch(lps=["0-1"] * 64)
-        for refused in ({**allowed, "tags_any": ["a"] * 11}, {"tags_any": [""]}, {"tags_all": ["a" * 256]}, {"lps": ["0-1"] * 65}):
+        for refused in (
+            {**allowed, "tags_any": ["a"] * 11},
+            {"tags_any": [""]},
+            {"tags_all": ["a" * 256]},
+            {"lps": ["0-1"] * 65},
+        ):
             with pytest.raises(InvalidArgument):
                 await it.fetch(**refused)
         with pytest.raises(InvalidArgument) as told:
@@ -363,14 +411,18 @@ def spill_of(queue: Queue) -> Any:
     return spill
 
 
-async def test_who_was_looked_for_in_vain_is_looked_for_only_in_what_came_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_was_looked_for_in_vain_is_looked_for_only_in_what_came_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with reader(tmp_path) as it:
         for number in range(5):
             it.append(producer=9, number=number)
         looked: list[int] = []
         whole = ConsumeLog.of_producer
 
-        def of_producer(index: ConsumeLog, producer_id: int, before: int) -> tuple[int, list[IndexEntry]]:
+        def of_producer(
+            index: ConsumeLog, producer_id: int, before: int
+        ) -> tuple[int, list[IndexEntry]]:
             looked.append(before)
             return whole(index, producer_id, before)
 
@@ -386,7 +438,9 @@ async def test_who_was_looked_for_in_vain_is_looked_for_only_in_what_came_since(
         assert await it.find(9, most=1) == [[5, 50, 10]]
 
 
-async def test_a_batch_that_retention_deleted_is_found_empty_while_remembered(tmp_path: Path) -> None:
+async def test_a_batch_that_retention_deleted_is_found_empty_while_remembered(
+    tmp_path: Path,
+) -> None:
     async with reader(tmp_path) as it:
         it.append(number=0)
         it.append(number=1)
@@ -394,7 +448,9 @@ async def test_a_batch_that_retention_deleted_is_found_empty_while_remembered(tm
         assert await it.find() == [[1, 10, 10], [0, 0, 0]]
 
 
-async def test_a_silent_producer_of_an_ordered_subject_continues_with_the_flag_again(tmp_path: Path) -> None:
+async def test_a_silent_producer_of_an_ordered_subject_continues_with_the_flag_again(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as w:
         for number in range(3):
             await w.produce([b"k"], number=number)
@@ -406,6 +462,18 @@ async def test_a_silent_producer_of_an_ordered_subject_continues_with_the_flag_a
 
 
 async def produce_again(w: World, number: int) -> wire.Produced:
-    columns = Columns([b"k/%d/0" % number], keys=[b"k"], logical_partitions=[logical_partition(b"k", COUNT)])
-    batch = encode(SUBJECT.encode(), columns, producer_id=7, batch_sequence=number, create_time_ms=1, partition=1, flags=BatchFlag.AGAIN)
-    return wire.unpack_produced((await w.connection.call(FrameKind.PRODUCE, b"".join(batch), timeout_s=10)).payload)[0]
+    columns = Columns(
+        [b"k/%d/0" % number], keys=[b"k"], logical_partitions=[logical_partition(b"k", COUNT)]
+    )
+    batch = encode(
+        SUBJECT.encode(),
+        columns,
+        producer_id=7,
+        batch_sequence=number,
+        create_time_ms=1,
+        partition=1,
+        flags=BatchFlag.AGAIN,
+    )
+    return wire.unpack_produced(
+        (await w.connection.call(FrameKind.PRODUCE, b"".join(batch), timeout_s=10)).payload
+    )[0]

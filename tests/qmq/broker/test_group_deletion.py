@@ -48,7 +48,9 @@ async def reading(mq: qmq.Client, *fails: bytes) -> AsyncIterator[list[bytes]]:
         if message.body in fails:
             raise ValueError("it fails")
 
-    consumer = mq.ordered_consumer("o", "g", on_failure="park", attempts_max=1, retry_delays_s=(0.0,))
+    consumer = mq.ordered_consumer(
+        "o", "g", on_failure="park", attempts_max=1, retry_delays_s=(0.0,)
+    )
     task = asyncio.create_task(consumer.run(handle))
     try:
         yield seen
@@ -60,7 +62,9 @@ async def reading(mq: qmq.Client, *fails: bytes) -> AsyncIterator[list[bytes]]:
 
 
 async def created(mq: qmq.Client) -> None:
-    await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=2)
+    await mq.metadata.create_subject(
+        SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=2
+    )
 
 
 async def test_a_deleted_group_of_an_ordered_subject_starts_over_after_a_restart_too() -> None:
@@ -99,8 +103,14 @@ async def test_the_trail_of_an_ordered_message_says_that_its_group_was_deleted()
         async with reading(mq) as seen:
             await eventually(lambda: seen == [b"1"])
         broker = cluster.machine(cluster.master()).node.broker
-        queue = next(each for (_, number), each in broker.store.queues.items() if number and each.next_sequence > each.start_sequence)
-        page = await MessageHistory(broker, "g1").follow("o", queue.id.partition, queue.start_sequence, "g")
+        queue = next(
+            each
+            for (_, number), each in broker.store.queues.items()
+            if number and each.next_sequence > each.start_sequence
+        )
+        page = await MessageHistory(broker, "g1").follow(
+            "o", queue.id.partition, queue.start_sequence, "g"
+        )
         kinds = [event.kind for event in page.events]
         assert kinds[: kinds.index("forget") + 1][-2:] == ["done", "forget"], (sent, kinds)
         assert "grant" in kinds[kinds.index("forget") :]
@@ -120,4 +130,7 @@ async def test_a_trail_begins_after_the_deletion_of_an_earlier_subject_of_the_na
         broker = cluster.machine(cluster.master()).node.broker
         for group in ("", "g"):
             page = await MessageHistory(broker, "g1").follow("s", 0, message.sequence, group)
-            assert [event.kind for event in page.events if event.kind != "join"][:2] == ["pull", "ack"]
+            assert [event.kind for event in page.events if event.kind != "join"][:2] == [
+                "pull",
+                "ack",
+            ]

@@ -54,7 +54,9 @@ def counted() -> Iterator[list[int]]:
 
 def attached(broker: Broker, peer: Peer, number: int) -> wire.Attached:
     """A consumer of its own group on the subject of that number."""
-    request = wire.Attach(f"s{number}", 0, f"g{number}", f"c{number}", "0" * 16, -1, "earliest", 30_000, [], [])
+    request = wire.Attach(
+        f"s{number}", 0, f"g{number}", f"c{number}", "0" * 16, -1, "earliest", 30_000, [], []
+    )
     return broker.dispatch.attach(peer, request)
 
 
@@ -107,5 +109,7 @@ async def calls_beside(count: int, folder: Path, work: Work) -> int:
 
 @pytest.mark.parametrize("work", [ticks, comes_and_goes, sends])
 def test_work_does_not_grow_with_idle_queues_and_groups(work: Work, tmp_path: Path) -> None:
-    few, many = [asyncio.run(calls_beside(count, tmp_path / str(count), work)) for count in (FEW, MANY)]
+    few, many = [
+        asyncio.run(calls_beside(count, tmp_path / str(count), work)) for count in (FEW, MANY)
+    ]
     assert many <= few + SLACK

@@ -15,7 +15,9 @@ from qmq.wire.frame_payloads import Range
 SUBJECT, GROUP = "s", "g"
 
 
-async def pull(connection: Connection, session: int, messages_max: int, kept: int) -> tuple[list[Range], int, int]:
+async def pull(
+    connection: Connection, session: int, messages_max: int, kept: int
+) -> tuple[list[Range], int, int]:
     """(ranges, number of batches, bytes of the batches) of the answer."""
     payload = wire.pack_pull(wire.Pull(session, messages_max, 1 << 20, 0, kept))
     answer = await connection.call(FrameKind.PULL, payload, timeout_s=30)
@@ -46,7 +48,9 @@ async def test_a_batch_that_the_consumer_keeps_is_left_out(tmp_path: Path) -> No
         await connection.wait_closed()
 
 
-async def test_each_message_arrives_once_though_each_pull_ends_inside_a_batch(tmp_path: Path) -> None:
+async def test_each_message_arrives_once_though_each_pull_ends_inside_a_batch(
+    tmp_path: Path,
+) -> None:
     sent = [b"%d" % number for number in range(1000)]
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         async with mq.producer(SUBJECT, batch_messages=90) as producer:

@@ -55,9 +55,17 @@ def broker_on(store: Store) -> tuple[Broker, ManualClock]:
 
 
 def attach(
-    broker: Broker, consumer: str, peer: Mute, *, lease_ms: int = HOUR_MS, start: str = "earliest", received: int = -1
+    broker: Broker,
+    consumer: str,
+    peer: Mute,
+    *,
+    lease_ms: int = HOUR_MS,
+    start: str = "earliest",
+    received: int = -1,
 ) -> wire.Attached:
-    return broker.dispatch.attach(peer, wire.Attach("s", 0, "g", consumer, "i", -1, "earliest", lease_ms, [], []))
+    return broker.dispatch.attach(
+        peer, wire.Attach("s", 0, "g", consumer, "i", -1, "earliest", lease_ms, [], [])
+    )
 
 
 async def test_a_lease_of_an_hour_is_shortened_and_the_answer_says_so(store: Store) -> None:
@@ -79,7 +87,9 @@ async def test_an_hour_that_an_older_version_granted_ends_as_early(store: Store)
     assert store.open_queue("s", 0).shares["g"].holders == {}
 
 
-async def test_a_group_has_so_many_consumers_and_those_it_has_may_come_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_group_has_so_many_consumers_and_those_it_has_may_come_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "GROUP_CONSUMERS_MAX", 3)
     broker, clock = broker_on(store)
     for number in range(3):
@@ -92,7 +102,9 @@ async def test_a_group_has_so_many_consumers_and_those_it_has_may_come_back(stor
     attach(broker, "c3", Mute())
 
 
-async def test_a_connection_reads_so_many_queues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_reads_so_many_queues(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "CONNECTION_SESSIONS_MAX", 2)
     broker, _ = broker_on(store)
     peer = Mute()
@@ -104,7 +116,9 @@ async def test_a_connection_reads_so_many_queues(store: Store, monkeypatch: pyte
     attach(broker, "c", peer)
 
 
-async def test_a_lane_is_granted_for_no_longer_and_a_connection_reads_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lane_is_granted_for_no_longer_and_a_connection_reads_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "CONNECTION_SESSIONS_MAX", 1)
     async with world(tmp_path) as it:
         await it.put_group("other")

@@ -53,11 +53,15 @@ Served = tuple[Broker, DataServer, list[BaseException]]
 
 
 @asynccontextmanager
-async def served(folder: Path, config: LogConfig, disk: Disk | None = None, *, ticks: bool = True, **options: int) -> AsyncIterator[Served]:
+async def served(
+    folder: Path, config: LogConfig, disk: Disk | None = None, *, ticks: bool = True, **options: int
+) -> AsyncIterator[Served]:
     """A broker alone, with its data port, and the fatal errors that it reported."""
     fatal: list[BaseException] = []
     store = open_store(folder, config, SystemClock(), disk=disk)
-    running = alone(store, SystemClock(), BrokerConfig(**options), fatal=fatal.append, tick_s=TICK_S)
+    running = alone(
+        store, SystemClock(), BrokerConfig(**options), fatal=fatal.append, tick_s=TICK_S
+    )
     broker, maintenance, server = running.broker, running.maintenance, running.data
     await server.start("127.0.0.1", 0)
     if ticks:
@@ -70,7 +74,9 @@ async def served(folder: Path, config: LogConfig, disk: Disk | None = None, *, t
         store.close()
 
 
-async def test_after_a_failed_flush_nothing_is_acknowledged_and_the_process_is_stopped(tmp_path: Path) -> None:
+async def test_after_a_failed_flush_nothing_is_acknowledged_and_the_process_is_stopped(
+    tmp_path: Path,
+) -> None:
     disk = FailingDisk()
     async with served(tmp_path, LogConfig(flush=Flush.SYNC), disk) as (_, server, fatal):
         connection = await connect(f"127.0.0.1:{server.port}", "test")
@@ -108,7 +114,9 @@ async def test_a_write_that_fails_for_another_reason_than_space_is_fatal(tmp_pat
         await connection.wait_closed()
 
 
-async def test_a_flood_of_fetches_does_not_make_the_broker_hold_their_answers(tmp_path: Path) -> None:
+async def test_a_flood_of_fetches_does_not_make_the_broker_hold_their_answers(
+    tmp_path: Path,
+) -> None:
     async with served(tmp_path, LogConfig()) as (broker, server, _):
         queue = broker.store.open_queue("s", 0)
         for number in range(8):
@@ -160,7 +168,9 @@ async def test_a_pull_on_an_unknown_session_must_attach_again(tmp_path: Path) ->
     async with served(tmp_path, LogConfig()) as (_, server, _):
         connection = await connect(f"127.0.0.1:{server.port}", "test")
         with pytest.raises(UnknownConsumer, match="attach again"):
-            await connection.call(FrameKind.PULL, wire.pack_pull(wire.Pull(77, 1, 1, 0)), timeout_s=10)
+            await connection.call(
+                FrameKind.PULL, wire.pack_pull(wire.Pull(77, 1, 1, 0)), timeout_s=10
+            )
         connection.close()
         await connection.wait_closed()
 
@@ -187,9 +197,15 @@ async def test_what_was_written_is_flushed_though_nothing_more_comes(tmp_path: P
         await eventually(lambda: broker.store.flushed_index == broker.store.index)
 
 
-async def test_a_slow_disk_makes_one_flush_of_all_that_came_meanwhile_and_then_rests(tmp_path: Path) -> None:
+async def test_a_slow_disk_makes_one_flush_of_all_that_came_meanwhile_and_then_rests(
+    tmp_path: Path,
+) -> None:
     disk = GatedDisk()
-    async with served(tmp_path, LogConfig(flush_interval_ms=0), disk, ticks=False) as (broker, _, _):
+    async with served(tmp_path, LogConfig(flush_interval_ms=0), disk, ticks=False) as (
+        broker,
+        _,
+        _,
+    ):
         queue = broker.store.open_queue("s", 0)
         broker.append_own([intake(queue, [b"a"])])
         await eventually(lambda: broker.store.is_flushed)
@@ -216,7 +232,9 @@ async def test_a_flush_that_fails_while_the_broker_stops_is_reported_once(tmp_pa
                 raise FlushFailed("fdatasync failed (in this test)")
 
     reported: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: reported.append(context["message"])
+    )
     disk, fatal = BrokenGatedDisk(), list[BaseException]()
     disk.gate.clear()
     store = open_store(tmp_path, LogConfig(flush_interval_ms=0), SystemClock(), disk=disk)
@@ -229,7 +247,11 @@ async def test_a_flush_that_fails_while_the_broker_stops_is_reported_once(tmp_pa
     await stopping
     await eventually(lambda: fatal)
     store.close()
-    del running, stopping, store  # asyncio reports a failure that was not retrieved when its future is collected
+    del (
+        running,
+        stopping,
+        store,
+    )  # asyncio reports a failure that was not retrieved when its future is collected
     gc.collect()
     assert [type(each) for each in fatal] == [FlushFailed]
     assert reported == []
@@ -239,7 +261,9 @@ async def test_an_interval_between_flushes_does_not_delay_a_requested_flush(tmp_
     async with served(tmp_path, LogConfig(flush_interval_ms=3_600_000)) as (broker, server, _):
         connection = await connect(f"127.0.0.1:{server.port}", "test")
         for number in range(3):
-            batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=number, create_time_ms=0)
+            batch = encode(
+                b"s", Columns([b"body"]), producer_id=1, batch_sequence=number, create_time_ms=0
+            )
             await connection.call(FrameKind.PRODUCE_FLUSHED, b"".join(batch), timeout_s=30)
             assert broker.store.is_flushed
         batch = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=3, create_time_ms=0)
@@ -257,17 +281,29 @@ class EarlyTimers(asyncio.SelectorEventLoop):
 
     set = 0
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
         if delay > INTERVAL_MS / 2000:
             self.set, delay = self.set + 1, 0.0
         return super().call_later(delay, callback, *args, context=context)
 
 
-def test_a_timer_that_is_early_begins_the_flush_and_is_not_set_again_and_again(tmp_path: Path) -> None:
+def test_a_timer_that_is_early_begins_the_flush_and_is_not_set_again_and_again(
+    tmp_path: Path,
+) -> None:
     loop = EarlyTimers()
 
     async def flushed_twice() -> None:
-        async with served(tmp_path, LogConfig(flush_interval_ms=INTERVAL_MS), ticks=False) as (broker, _, _):
+        async with served(tmp_path, LogConfig(flush_interval_ms=INTERVAL_MS), ticks=False) as (
+            broker,
+            _,
+            _,
+        ):
             queue = broker.store.open_queue("s", 0)
             for number in range(2):
                 broker.append_own([intake(queue, [b"a"], number=number)])
@@ -294,9 +330,13 @@ async def test_retention_is_not_held_up_by_flushes_that_follow_each_other(tmp_pa
         assert fatal == []
 
 
-async def test_a_replica_that_takes_no_checkpoint_deletes_files_that_the_store_has(tmp_path: Path) -> None:
+async def test_a_replica_that_takes_no_checkpoint_deletes_files_that_the_store_has(
+    tmp_path: Path,
+) -> None:
     """It begins its log again, and copies more than its disk may keep."""
-    config = LogConfig(segment_bytes=64 * 1024, object_store_url="file:///nowhere", local_retention_bytes=0)
+    config = LogConfig(
+        segment_bytes=64 * 1024, object_store_url="file:///nowhere", local_retention_bytes=0
+    )
     async with served(tmp_path, config, ticks=False, retention_interval_ms=1) as (broker, _, fatal):
         log, queue = broker.store.messages, broker.store.open_queue("s", 0)
         for number in range(20):
@@ -315,7 +355,9 @@ async def test_a_replica_that_takes_no_checkpoint_deletes_files_that_the_store_h
         assert fatal == []
 
 
-async def test_a_checkpoint_between_two_turns_repeats_no_action_at_a_restart(tmp_path: Path) -> None:
+async def test_a_checkpoint_between_two_turns_repeats_no_action_at_a_restart(
+    tmp_path: Path,
+) -> None:
     """A frame has changed the groups, and the turn that writes its actions to the log comes after the checkpoint."""
     async with served(tmp_path / "running", LogConfig(), ticks=False) as (broker, _, fatal):
         queue = broker.store.open_queue("s", 0)

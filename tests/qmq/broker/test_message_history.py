@@ -37,7 +37,9 @@ async def place_of(mq: qmq.Client, receipt: qmq.Receipt) -> control.StoredMessag
     return (await mq.metadata.find_every(str(receipt.id))).message
 
 
-async def pages(mq: qmq.Client, place: control.StoredMessage, cursor: bytes = b"") -> list[control.TraceMessageResponse]:
+async def pages(
+    mq: qmq.Client, place: control.StoredMessage, cursor: bytes = b""
+) -> list[control.TraceMessageResponse]:
     found = [await mq.metadata.trace_message(place, "", cursor)]
     while found[-1].cursor:
         found.append(await mq.metadata.trace_message(place, "", found[-1].cursor))
@@ -58,7 +60,9 @@ async def failed_twice(mq: qmq.Client, *, others: int = 0) -> qmq.Receipt:
                 await mq.send("s", b"%d" % number)
                 await (await take(consumer)).ack_sync()
             if name == "a":
-                message.nack(timedelta(seconds=0.5), "once")  # it goes before the message may come again
+                message.nack(
+                    timedelta(seconds=0.5), "once"
+                )  # it goes before the message may come again
             else:
                 message.reject("no stock")
     return receipt
@@ -67,7 +71,9 @@ async def failed_twice(mq: qmq.Client, *, others: int = 0) -> qmq.Receipt:
 STORY = [("pull", "a", 1), ("nack", "a", 1), ("pull", "b", 2), ("dead", "b", 2)]
 
 
-async def test_a_story_is_the_same_in_one_page_and_in_many(node: Node, mq: qmq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_story_is_the_same_in_one_page_and_in_many(
+    node: Node, mq: qmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = await place_of(mq, await failed_twice(mq, others=5))
     share = node.store.open_queue("s", 0).share("g")
     await eventually(lambda: share.deaths and not share.dying)
@@ -79,11 +85,17 @@ async def test_a_story_is_the_same_in_one_page_and_in_many(node: Node, mq: qmq.C
     assert len(found) > 5
     assert kinds(found) == STORY
     (state,) = found[-1].states
-    assert (state.state, state.dead_letter.subject, state.last.error) == ("dead", "%dlq%g", "no stock")
+    assert (state.state, state.dead_letter.subject, state.last.error) == (
+        "dead",
+        "%dlq%g",
+        "no stock",
+    )
     assert not found[-1].known_since_ms
 
 
-async def test_the_next_master_continues_the_story_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_next_master_continues_the_story_of_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(history, "SCAN_BYTES_MAX", 1)
     monkeypatch.setattr(history, "TURN_BYTES", 1)
     async with TestCluster(brokers=3, delay=False) as cluster:
@@ -98,7 +110,9 @@ async def test_the_next_master_continues_the_story_of_a_message(monkeypatch: pyt
         assert rest[-1].states[0].state in ("dying", "dead")
 
 
-async def test_a_story_begins_in_the_segment_that_was_begun_before_its_message(node: Node, mq: qmq.Client) -> None:
+async def test_a_story_begins_in_the_segment_that_was_begun_before_its_message(
+    node: Node, mq: qmq.Client
+) -> None:
     node.store.actions.segment_bytes = 600
     await failed_twice(mq, others=10)
     receipt = await mq.send("s", b"held")
@@ -109,19 +123,27 @@ async def test_a_story_begins_in_the_segment_that_was_begun_before_its_message(n
     assert begin == node.store.actions.bases[-1]
     (page,) = await pages(mq, await place_of(mq, receipt))
     assert kinds([page]) == [("pull", "c", 1)]
-    assert (page.states[0].state, page.states[0].consumer, page.states[0].attempts_max) == ("held", "c", 5)
+    assert (page.states[0].state, page.states[0].consumer, page.states[0].attempts_max) == (
+        "held",
+        "c",
+        5,
+    )
     assert 0 < page.states[0].lease_left_ms <= 30_000
     await message.ack_sync()
 
 
-async def test_deleted_segments_of_the_action_log_are_reported_as_missing(node: Node, mq: qmq.Client) -> None:
+async def test_deleted_segments_of_the_action_log_are_reported_as_missing(
+    node: Node, mq: qmq.Client
+) -> None:
     actions, queue = node.store.actions, node.store.open_queue("s", 0)
     actions.segment_bytes = 600
     receipt = await failed_twice(mq)
     await eventually(lambda: queue.share("g").deaths and not queue.share("g").dying)
     begun = len(actions.bases)
     async with mq.consumer("s", "g") as consumer:
-        while len(actions.bases) < begun + 3:  # so that the last one begins with a group that is done with it
+        while (
+            len(actions.bases) < begun + 3
+        ):  # so that the last one begins with a group that is done with it
             await mq.send("s", b"other")
             await (await take(consumer)).ack_sync()
     second = await mq.send("s", b"last")
@@ -158,15 +180,24 @@ async def test_a_cursor_of_the_release_before_is_refused(mq: qmq.Client) -> None
     place = await place_of(mq, await mq.send("s", b"1"))
     trail = ["g", "waiting", "", 2, 0, 5, 6, {"a": 6}, None]
     with pytest.raises(InvalidArgument, match="begin without a cursor"):
-        await mq.metadata.trace_message(place, "", msgspec.msgpack.encode([[0, 0, -1, 0, b""], [trail], []]))
+        await mq.metadata.trace_message(
+            place, "", msgspec.msgpack.encode([[0, 0, -1, 0, b""], [trail], []])
+        )
 
 
-async def test_a_message_is_found_without_its_subject_and_a_missing_one_is_not(mq: qmq.Client) -> None:
+async def test_a_message_is_found_without_its_subject_and_a_missing_one_is_not(
+    mq: qmq.Client,
+) -> None:
     for subject in ("a", "b", "c"):
         await mq.send(subject, b"other")
     receipt = (await mq.send_many("b", [b"0", b"1", b"2"]))[1]
     found = await mq.metadata.find_every(str(receipt.id))
-    assert (found.message.subject, found.message.body, len(found.others), found.is_incomplete) == ("b", b"1", 0, False)
+    assert (found.message.subject, found.message.body, len(found.others), found.is_incomplete) == (
+        "b",
+        b"1",
+        0,
+        False,
+    )
     with pytest.raises(MessageNotFound, match=r"whose producer began at 20.* Retention may"):
         await mq.metadata.find_every(str(MessageId(receipt.id.producer_id, 99, 0)))
     with pytest.raises(MessageNotFound):
@@ -183,7 +214,9 @@ async def test_a_dead_letter_is_found_beside_its_message(node: Node, mq: qmq.Cli
     assert [each.subject for each in (found.message, *found.others)] == ["s", "%dlq%g"]
 
 
-async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consumer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(node_config(tmp_path, delay=True)) as node, qmq.connect(node.address) as mq:
         waiting = await mq.send("s", b"later", delay=timedelta(days=3))
         for text in (str(waiting.id), str(waiting.delayed_id)):
@@ -202,13 +235,24 @@ async def test_a_delayed_message_is_followed_from_the_delay_group_to_its_consume
                 inquiry = await inquire(mq, str(soon.id))
         assert sorted(each.state for each in inquiry.delayed) == ["delivered", "pending"]
         texts = [each["text"] for each in why(inquiry, 0)]
-        assert any(text.startswith("A copy for group g, which asked for a later retry, is delayed: due in") for text in texts)
+        assert any(
+            text.startswith("A copy for group g, which asked for a later retry, is delayed: due in")
+            for text in texts
+        )
         assert not inquiry.is_incomplete
 
-        monkeypatch.setattr(history, "HEADS_MAX", 0)  # a look that is cut short finds what the delay group has, and says so
+        monkeypatch.setattr(
+            history, "HEADS_MAX", 0
+        )  # a look that is cut short finds what the delay group has, and says so
         found = await mq.metadata.find_every(str(soon.id))
-        assert ([each.due_ms > 0 for each in (found.message, *found.others)], found.is_incomplete) == ([True], True)
-        assert "not everything could be looked through" in why(await inquire(mq, str(soon.id)), 0)[-1]["text"]
+        assert (
+            [each.due_ms > 0 for each in (found.message, *found.others)],
+            found.is_incomplete,
+        ) == ([True], True)
+        assert (
+            "not everything could be looked through"
+            in why(await inquire(mq, str(soon.id)), 0)[-1]["text"]
+        )
         with pytest.raises(MessageNotFound, match="Not everything was looked through"):
             await mq.metadata.find_every(str(MessageId(soon.id.producer_id, 99, 0)))
 
@@ -220,6 +264,8 @@ async def test_pauses_and_backlogs_are_reported(node: Node, mq: qmq.Client) -> N
     await mq.metadata.pause_group("s", "g", reason="deploying")
     await eventually(lambda: node.broker.rules.is_paused("s", "g", "", ""))
     texts = [each["text"] for each in why(await inquire(mq, str(receipts[2].id)), 0)]
-    assert texts[1].startswith("Group g: waits behind 1 older message; the group is paused since 20")
+    assert texts[1].startswith(
+        "Group g: waits behind 1 older message; the group is paused since 20"
+    )
     assert texts[1].endswith("(deploying).")
     await message.ack_sync()

@@ -46,7 +46,14 @@ KEYS = [b"key-%d" % n for n in range(40)]
 class PatientBrokers(Brokers):
     """Masters on a machine that may be slow."""
 
-    async def ask(self, group: str, place: MasterRecord | ReplicaRecord, method: str, request: Any, timeout_s: float = 0) -> Any:
+    async def ask(
+        self,
+        group: str,
+        place: MasterRecord | ReplicaRecord,
+        method: str,
+        request: Any,
+        timeout_s: float = 0,
+    ) -> Any:
         return await super().ask(group, place, method, request, 60)
 
 
@@ -57,7 +64,9 @@ def admin(found: World) -> LaneAdmin:
 # --- writing ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_producer_s_batches_are_taken_in_the_order_of_their_numbers_only(tmp_path: Path) -> None:
+async def test_a_producer_s_batches_are_taken_in_the_order_of_their_numbers_only(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as it:
         with pytest.raises(OutOfSequence):
             await it.produce(KEYS[:2], number=1)
@@ -75,7 +84,9 @@ async def test_a_batch_that_is_there_is_answered_again_open_or_sealed(tmp_path: 
         assert await it.produce(KEYS[:3]) == first
 
 
-async def test_hazard_7_a_sealed_partition_refuses_everything_behind_its_command_message(tmp_path: Path) -> None:
+async def test_hazard_7_a_sealed_partition_refuses_everything_behind_its_command_message(
+    tmp_path: Path,
+) -> None:
     """Hazard 7 (RocketMQ, availability first): never both parent and child writable."""
     async with world(tmp_path) as it:
         await it.produce(KEYS[:1])
@@ -97,7 +108,9 @@ async def test_sealing_again_says_the_same_and_another_change_is_refused(tmp_pat
             await admin(it).seal(SUBJECT, 1, "c2", 2)
 
 
-async def test_messages_without_key_or_of_other_logical_partitions_are_refused(tmp_path: Path) -> None:
+async def test_messages_without_key_or_of_other_logical_partitions_are_refused(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path, (1, 0, 8), (2, 8, 16)) as it:
         lps = [logical_partition(key, COUNT) for key in KEYS]
         low, high = KEYS[lps.index(min(lps))], KEYS[lps.index(max(lps))]
@@ -108,7 +121,9 @@ async def test_messages_without_key_or_of_other_logical_partitions_are_refused(t
             await it.produce([high], partition=3)
 
 
-async def test_hazard_20_an_old_client_that_ignores_versions_is_refused_by_the_server(tmp_path: Path) -> None:
+async def test_hazard_20_an_old_client_that_ignores_versions_is_refused_by_the_server(
+    tmp_path: Path,
+) -> None:
     """Hazard 20 (RocketMQ to-do): an unordered producer or consumer cannot touch an ordered subject."""
     async with world(tmp_path) as it:
         with pytest.raises(OrderMismatch):
@@ -133,7 +148,9 @@ async def test_a_master_without_its_lease_takes_no_ordered_messages(tmp_path: Pa
 # --- reading ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_whole_lane_gets_everything_and_the_end_behind_the_command_message(tmp_path: Path) -> None:
+async def test_a_whole_lane_gets_everything_and_the_end_behind_the_command_message(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         lane = await it.attach()
@@ -145,18 +162,27 @@ async def test_a_whole_lane_gets_everything_and_the_end_behind_the_command_messa
         assert (got, delivery.next_sequence, delivery.is_end) == ([], 41, True)
 
 
-async def test_a_lane_s_pull_that_waits_needs_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lane_s_pull_that_waits_needs_no_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with world(tmp_path) as it:
         lane = await it.attach()
         lanes, scheduled = it.node.broker.lanes, list[object]()
         peer = lanes.sessions[lane.session].peer
         with monkeypatch.context() as patched:
             patched.setattr(BrokerTurn, "schedule", scheduled.append)
-            lanes.pull(peer, 99, wire.LanePull(lane.session, lane.token, lane.position, 10, 1000, 20_000), 0)
+            lanes.pull(
+                peer,
+                99,
+                wire.LanePull(lane.session, lane.token, lane.position, 10, 1000, 20_000),
+                0,
+            )
         assert not scheduled
 
 
-async def test_lanes_of_a_partition_together_get_every_message_once_each_in_order(tmp_path: Path) -> None:
+async def test_lanes_of_a_partition_together_get_every_message_once_each_in_order(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as it:
         for number in range(5):
             await it.produce(KEYS, number=number)
@@ -168,7 +194,9 @@ async def test_lanes_of_a_partition_together_get_every_message_once_each_in_orde
             assert [each.sequence for each in got] == sorted(each.sequence for each in got)
             assert all(first <= logical_partition(each.key, COUNT) < end for each in got)
             found += [each.body for each in got]
-        assert sorted(found) == sorted(b"%s/%d/%d" % (key, number, at) for number in range(5) for at, key in enumerate(KEYS))
+        assert sorted(found) == sorted(
+            b"%s/%d/%d" % (key, number, at) for number in range(5) for at, key in enumerate(KEYS)
+        )
 
 
 async def test_a_lane_in_small_pulls_misses_and_repeats_nothing(tmp_path: Path) -> None:
@@ -183,15 +211,29 @@ async def test_a_lane_in_small_pulls_misses_and_repeats_nothing(tmp_path: Path) 
         assert small == (await it.pull(lane))[1]
 
 
-async def test_a_pull_cuts_a_batch_only_if_that_is_twice_as_long_as_the_pull(tmp_path: Path) -> None:
+async def test_a_pull_cuts_a_batch_only_if_that_is_twice_as_long_as_the_pull(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as it:
         for number, count in enumerate((4, 6, 8)):
             await it.produce([b"k"] * count, number=number)
         lane = await it.attach()
-        asked = ((1, 1, 1), (2, 1, 2), (3, 1, 4), (7, 1, 4), (8, 2, 10), (14, 2, 10), (15, 3, 18), (30, 3, 18))
+        asked = (
+            (1, 1, 1),
+            (2, 1, 2),
+            (3, 1, 4),
+            (7, 1, 4),
+            (8, 2, 10),
+            (14, 2, 10),
+            (15, 3, 18),
+            (30, 3, 18),
+        )
         for messages_max, batches, messages in asked:
             delivery, got = await it.pull(lane, 0, messages_max=messages_max)
-            assert (delivery.batches, [each.sequence for each in got]) == (batches, list(range(messages)))
+            assert (delivery.batches, [each.sequence for each in got]) == (
+                batches,
+                list(range(messages)),
+            )
             assert delivery.next_sequence == messages
 
 
@@ -217,7 +259,9 @@ async def test_a_range_is_one_consumer_s_at_a_time(tmp_path: Path) -> None:
         await it.attach(LpRange(0, 8), consumer="c3")
 
 
-async def test_hazard_12_a_lane_grant_is_logged_and_a_zombies_pulls_and_acks_are_void(tmp_path: Path) -> None:
+async def test_hazard_12_a_lane_grant_is_logged_and_a_zombies_pulls_and_acks_are_void(
+    tmp_path: Path,
+) -> None:
     """Hazard 12 (QMQ branch, Kafka share groups): ownership is in the log, and every pull and ack is fenced by its token."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)
@@ -227,7 +271,11 @@ async def test_hazard_12_a_lane_grant_is_logged_and_a_zombies_pulls_and_acks_are
         heir_world = await it.another()
         heir = await heir_world.attach(consumer="c2")
         assert heir.token > zombie.token
-        for attempt in (it.settle(zombie, (0, 39)), it.pull(zombie), it.settle(zombie, (0, 39), token=heir.token)):
+        for attempt in (
+            it.settle(zombie, (0, 39)),
+            it.pull(zombie),
+            it.settle(zombie, (0, 39), token=heir.token),
+        ):
             with pytest.raises((LaneLost, UnknownConsumer)):
                 await attempt
         assert share.done_before() == 0
@@ -267,7 +315,9 @@ async def test_hazard_1_what_the_group_has_not_come_to_is_not_open(tmp_path: Pat
         await it.attach(LpRange(0, 8), partition=2, version=2)
 
 
-async def test_hazard_13_a_failed_message_keeps_its_attempt_for_the_next_consumer(tmp_path: Path) -> None:
+async def test_hazard_13_a_failed_message_keeps_its_attempt_for_the_next_consumer(
+    tmp_path: Path,
+) -> None:
     """Hazard 13 (PIP-379): redelivery keeps order: the message is where it was, and counted."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)
@@ -287,13 +337,18 @@ async def test_a_parked_key_comes_back_in_order_when_it_is_replayed(tmp_path: Pa
         parked = [LaneSettlement(at, at, LaneVerdict.PARKED, 0) for at in (0, 2, 4)]
         await it.verdicts(lane, parked)
         await it.settle(lane, (0, 5))
-        assert [(each.key, each.messages, each.first_sequence) for each in admin(it).parked(SUBJECT, "g", 0)] == [(b"a", 3, 0)]
+        assert [
+            (each.key, each.messages, each.first_sequence)
+            for each in admin(it).parked(SUBJECT, "g", 0)
+        ] == [(b"a", 3, 0)]
         again = await it.attach(token=lane.token)
         assert again.parked == [b"a".hex()]
         held = await it.node.broker.routing.group_revision(SUBJECT, "g")
         with pytest.raises(RouteConflict):
             await admin(it).unpark(SUBJECT, "g", 1, b"a", replays=True, record_revision=held - 1)
-        assert await admin(it).unpark(SUBJECT, "g", 1, b"a", replays=True, record_revision=held) == 3
+        assert (
+            await admin(it).unpark(SUBJECT, "g", 1, b"a", replays=True, record_revision=held) == 3
+        )
         with pytest.raises((LaneLost, UnknownConsumer)):
             await it.pull(again)
         after = await it.attach()
@@ -302,7 +357,9 @@ async def test_a_parked_key_comes_back_in_order_when_it_is_replayed(tmp_path: Pa
         assert after.parked == []
 
 
-async def test_a_lane_with_too_many_parked_keys_stops_and_goes_on_when_keys_are_replayed(tmp_path: Path) -> None:
+async def test_a_lane_with_too_many_parked_keys_stops_and_goes_on_when_keys_are_replayed(
+    tmp_path: Path,
+) -> None:
     long_keys = [b"%04d" % at + bytes(limits.KEY_BYTES_MAX - 4) for at in range(2_600)]
     async with world(tmp_path) as it:
         for number in range(0, len(long_keys), 100):
@@ -311,12 +368,24 @@ async def test_a_lane_with_too_many_parked_keys_stops_and_goes_on_when_keys_are_
         size, first = limits.KEY_BYTES_MAX + 72, 0
         while first * size < PARKED_BYTES_MAX:
             _, got = await it.pull(lane, first)
-            assert [each.sequence for each in got] == list(range(first, first + len(got))), "not full: everything comes, in order"
-            await it.verdicts(lane, [LaneSettlement(each.sequence, each.sequence, LaneVerdict.PARKED, 0) for each in got])
+            assert [each.sequence for each in got] == list(range(first, first + len(got))), (
+                "not full: everything comes, in order"
+            )
+            await it.verdicts(
+                lane,
+                [
+                    LaneSettlement(each.sequence, each.sequence, LaneVerdict.PARKED, 0)
+                    for each in got
+                ],
+            )
             first += len(got)
         delivery, got = await it.pull(lane, first)
-        assert (got, delivery.next_sequence) == ([], first), "nothing more, and nothing counts as done"
-        (status,) = (await admin(it).describe(pb.DescribeLanesRequest(subject=SUBJECT, group="g"))).partitions
+        assert (got, delivery.next_sequence) == ([], first), (
+            "nothing more, and nothing counts as done"
+        )
+        (status,) = (
+            await admin(it).describe(pb.DescribeLanesRequest(subject=SUBJECT, group="g"))
+        ).partitions
         assert (status.is_full, status.parked_messages) == (True, first)
         held = await it.node.broker.routing.group_revision(SUBJECT, "g")
         for key in long_keys[: first - PARKED_BYTES_MAX // size]:
@@ -335,23 +404,35 @@ async def test_a_group_cannot_park_without_end(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         lane = await it.attach()
-        many = [(at % COUNT, b"%05d" % at + bytes(795)) for at in range(2 * PARKED_BYTES_MAX // 864 + COUNT)]
+        many = [
+            (at % COUNT, b"%05d" % at + bytes(795))
+            for at in range(2 * PARKED_BYTES_MAX // 864 + COUNT)
+        ]
         held = await it.node.broker.routing.group_revision(SUBJECT, "g")
         for lp in range(COUNT):
             keys = [each for each in many if each[0] == lp]
-            await admin(it).inherit(SUBJECT, "g", 1, LpRange(lp, lp + 1), keys, record_revision=held)
+            await admin(it).inherit(
+                SUBJECT, "g", 1, LpRange(lp, lp + 1), keys, record_revision=held
+            )
         lane = await it.attach()
         with pytest.raises(Overloaded, match="replay or skip keys"):
             await it.verdicts(lane, [LaneSettlement(0, 0, LaneVerdict.PARKED, 0)])
         await it.settle(lane, (0, 0))
 
 
-async def test_no_verdict_parks_more_of_a_logical_partition_than_travels_with_the_route(tmp_path: Path) -> None:
+async def test_no_verdict_parks_more_of_a_logical_partition_than_travels_with_the_route(
+    tmp_path: Path,
+) -> None:
     """All parked keys of one logical partition are in one entry of the next partition's log: its readers have a bound."""
-    keys = [b"%05d" % at + bytes(limits.KEY_BYTES_MAX - 5) for at in range(2 * PARKED_BYTES_MAX // limits.KEY_BYTES_MAX + 100)]
+    keys = [
+        b"%05d" % at + bytes(limits.KEY_BYTES_MAX - 5)
+        for at in range(2 * PARKED_BYTES_MAX // limits.KEY_BYTES_MAX + 100)
+    ]
     async with world(tmp_path) as it:
         for number, at in enumerate(range(0, len(keys), 1000)):
-            await it.produce(keys[at : at + 1000], number=number, lps=[3] * len(keys[at : at + 1000]))
+            await it.produce(
+                keys[at : at + 1000], number=number, lps=[3] * len(keys[at : at + 1000])
+            )
         lane = await it.attach()
         parks = [LaneSettlement(at, at, LaneVerdict.PARKED, 0) for at in range(len(keys))]
         with pytest.raises(Overloaded, match="replay or skip keys"):
@@ -370,22 +451,29 @@ async def test_no_verdict_parks_more_of_a_logical_partition_than_travels_with_th
             await brokers.close()
         assert (await records.record(SUBJECT, "g"))[1].frontier.version == 2
         assert len(it.node.store.open_queue(SUBJECT, 2).lanes["g"].parked) == most
-        assert [each.key for each in admin(it).parked(SUBJECT, "g", 0, keys[most - 1])] == [keys[most - 1]] * 2
+        assert [each.key for each in admin(it).parked(SUBJECT, "g", 0, keys[most - 1])] == [
+            keys[most - 1]
+        ] * 2
 
 
-async def test_more_parked_keys_than_fit_into_a_request_or_an_answer_travel_with_the_route(tmp_path: Path) -> None:
+async def test_more_parked_keys_than_fit_into_a_request_or_an_answer_travel_with_the_route(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         lane = await it.attach()
         await admin(it).seal(SUBJECT, 1, "c1", 2)
         await it.settle(lane, (0, len(KEYS)))
         many = {
-            b"%05d" % at + bytes(limits.KEY_BYTES_MAX - 5): at % COUNT for at in range(MESSAGE_BYTES_MAX // limits.KEY_BYTES_MAX + COUNT)
+            b"%05d" % at + bytes(limits.KEY_BYTES_MAX - 5): at % COUNT
+            for at in range(MESSAGE_BYTES_MAX // limits.KEY_BYTES_MAX + COUNT)
         }
         held = await it.node.broker.routing.group_revision(SUBJECT, "g")
         for lp in range(COUNT):
             keys = [(lp, key) for key, its_lp in many.items() if its_lp == lp]
-            await admin(it).inherit(SUBJECT, "g", 1, LpRange(lp, lp + 1), keys, record_revision=held)
+            await admin(it).inherit(
+                SUBJECT, "g", 1, LpRange(lp, lp + 1), keys, record_revision=held
+            )
         name, brokers = it.node.config.broker.name, PatientBrokers(it.node.view)
         masters, records = PartitionMasters(brokers), Records(it.node.coordination)
         request = pb.DescribeLanesRequest(subject=SUBJECT, group="g", with_parked=True)
@@ -402,7 +490,10 @@ async def test_more_parked_keys_than_fit_into_a_request_or_an_answer_travel_with
             await brokers.close()
         _, record = await records.record(SUBJECT, "g")
         assert record.frontier.version == 2
-        assert {key: each.lp for key, each in it.node.store.open_queue(SUBJECT, 2).lanes["g"].parked.items()} == many
+        assert {
+            key: each.lp
+            for key, each in it.node.store.open_queue(SUBJECT, 2).lanes["g"].parked.items()
+        } == many
 
 
 async def test_an_idle_lane_hears_how_far_others_messages_have_gone(tmp_path: Path) -> None:
@@ -415,7 +506,9 @@ async def test_an_idle_lane_hears_how_far_others_messages_have_gone(tmp_path: Pa
         assert (got, delivery.next_sequence) == ([], 6)
 
 
-async def test_progress_reports_a_partition_finished_after_its_command_message(tmp_path: Path) -> None:
+async def test_progress_reports_a_partition_finished_after_its_command_message(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         lane = await it.attach(LpRange(0, 8))
@@ -427,7 +520,9 @@ async def test_progress_reports_a_partition_finished_after_its_command_message(t
         assert not any(part.is_finished for part in before.progress)
         await it.settle(lane, (40, 40))
         (after,) = (await admin(it).describe(asked)).partitions
-        assert [(part.lps.first, part.lps.end) for part in after.progress if part.is_finished] == [(0, 8)]
+        assert [(part.lps.first, part.lps.end) for part in after.progress if part.is_finished] == [
+            (0, 8)
+        ]
         share = queue.lanes["g"]
         assert not queue.is_finished(share, LpRange(0, 9))
         assert not queue.is_finished(share, WHOLE)
@@ -451,7 +546,9 @@ async def test_settling_a_future_message_is_refused(tmp_path: Path) -> None:
             await it.settle(lane, (0, 3))
 
 
-async def test_hazard_6_retention_that_deletes_a_slow_groups_messages_is_logged(tmp_path: Path) -> None:
+async def test_hazard_6_retention_that_deletes_a_slow_groups_messages_is_logged(
+    tmp_path: Path,
+) -> None:
     """Hazard 6 (Pravega #7343): the group neither skips messages silently nor stops: the error says what is gone and what to do."""
     async with world(tmp_path) as it:
         await it.produce(KEYS)
@@ -461,13 +558,21 @@ async def test_hazard_6_retention_that_deletes_a_slow_groups_messages_is_logged(
         with pytest.raises(MessagesExpired, match="0 to 9"):
             await it.pull(lane)
         held = await it.node.broker.routing.group_revision(SUBJECT, "g")
-        await admin(it).place(SUBJECT, "g", [pb.LanePlace(partition=1, earliest=True)], moves=True, record_revision=held)
+        await admin(it).place(
+            SUBJECT,
+            "g",
+            [pb.LanePlace(partition=1, earliest=True)],
+            moves=True,
+            record_revision=held,
+        )
         after = await it.attach()
         assert after.position == 10
         assert len((await it.pull(after))[1]) == 30
 
 
-async def test_a_group_put_at_the_end_of_a_partition_begins_there_and_only_if_it_is_new(tmp_path: Path) -> None:
+async def test_a_group_put_at_the_end_of_a_partition_begins_there_and_only_if_it_is_new(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as it:
         await it.produce(KEYS)
         await admin(it).place(SUBJECT, "g", [pb.LanePlace(partition=1, latest=True)], moves=False)
@@ -485,7 +590,13 @@ async def test_a_move_of_a_group_that_comes_too_late_moves_nothing(tmp_path: Pat
         await it.put_group()
         lane = await it.attach()
         with pytest.raises(RouteConflict):
-            await admin(it).place(SUBJECT, "g", [pb.LanePlace(partition=1, latest=True)], moves=True, record_revision=held)
+            await admin(it).place(
+                SUBJECT,
+                "g",
+                [pb.LanePlace(partition=1, latest=True)],
+                moves=True,
+                record_revision=held,
+            )
         assert len((await it.pull(lane))[1]) == 40
 
 
@@ -495,7 +606,9 @@ async def test_there_is_nothing_to_close_in_an_unordered_subject(tmp_path: Path)
             await admin(it).seal(SUBJECT, 0, "c1", 2)
 
 
-async def test_a_deleted_group_loses_lanes_and_parked_keys_and_late_requests_fail(tmp_path: Path) -> None:
+async def test_a_deleted_group_loses_lanes_and_parked_keys_and_late_requests_fail(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as it:
         await it.produce([b"a", b"b", b"a"])
         lane = await it.attach()
@@ -508,7 +621,13 @@ async def test_a_deleted_group_loses_lanes_and_parked_keys_and_late_requests_fai
             await it.pull(lane)
         assert not admin(it).parked(SUBJECT, "g", 0)
         with pytest.raises(RouteConflict):
-            await admin(it).place(SUBJECT, "g", [pb.LanePlace(partition=1, latest=True)], moves=False, record_revision=held - 1)
+            await admin(it).place(
+                SUBJECT,
+                "g",
+                [pb.LanePlace(partition=1, latest=True)],
+                moves=False,
+                record_revision=held - 1,
+            )
         after = await it.attach()
         assert after.position == 0
         assert len((await it.pull(after))[1]) == 3

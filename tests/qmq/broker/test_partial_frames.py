@@ -37,7 +37,9 @@ async def heard(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
 
 
-async def test_of_many_that_send_frames_in_part_the_one_that_stands_still_goes(tmp_path: Path) -> None:
+async def test_of_many_that_send_frames_in_part_the_one_that_stands_still_goes(
+    tmp_path: Path,
+) -> None:
     config = node_config(tmp_path, broker=BrokerConfig(partial_frames_bytes_max=2 * MIB))
     async with running(config) as node, qmq.connect(node.address) as mq:
         await mq.send("s", b"before")
@@ -63,7 +65,9 @@ async def test_of_many_that_send_frames_in_part_the_one_that_stands_still_goes(t
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.booleans()), max_size=200),
     st.integers(1, 100),
 )
-def test_the_budget_holds_and_who_received_last_goes_last(steps: list[tuple[int, int, bool]], bytes_max: int) -> None:
+def test_the_budget_holds_and_who_received_last_goes_last(
+    steps: list[tuple[int, int, bool]], bytes_max: int
+) -> None:
     held, order, ended = dict[int, int](), list[int](), list[object]()
     partial = PartialFrames(bytes_max, ended.append)
     for reader, size, is_end in steps:

@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 import pytest
 from lane_support import SUBJECT, world
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.subjects import EVERY, PauseKind, PauseRecord, SettingsRecord, Whom, pause_key, settings_key
+from qmq_coordination.subjects import (
+    EVERY,
+    PauseKind,
+    PauseRecord,
+    SettingsRecord,
+    Whom,
+    pause_key,
+    settings_key,
+)
 from qmq_coordination.view import ClusterView
 from support import node_config, running
 
@@ -76,7 +84,9 @@ async def test_settings_are_looked_up_once_and_again_when_the_view_has_others() 
 
 
 @pytest.mark.parametrize("whom", KINDS, ids=str)
-async def test_a_paused_lane_gets_no_messages_settles_and_continues_when_resumed(tmp_path: Path, whom: Whom) -> None:
+async def test_a_paused_lane_gets_no_messages_settles_and_continues_when_resumed(
+    tmp_path: Path, whom: Whom
+) -> None:
     async with world(tmp_path) as it:
         await it.produce([b"a", b"b", b"c", b"d"])
         lane = await it.attach(lease_ms=1_000)
@@ -95,7 +105,10 @@ async def test_a_paused_lane_gets_no_messages_settles_and_continues_when_resumed
 async def test_a_paused_consumer_s_lane_does_not_hold_up_those_of_others(tmp_path: Path) -> None:
     async with world(tmp_path, (1, 0, 8), (2, 8, 16)) as it:
         other = await it.another()
-        mine, theirs = await it.attach(it.part(1, 0, 8).range), await other.attach(it.part(2, 8, 16).range, consumer="c2", partition=2)
+        mine, theirs = (
+            await it.attach(it.part(1, 0, 8).range),
+            await other.attach(it.part(2, 8, 16).range, consumer="c2", partition=2),
+        )
         await pause(it.node, Whom(PauseKind.CONSUMER, SUBJECT, "g", "c1"))
         await it.produce([b"a"], lps=[0])
         await it.produce([b"b"], lps=[8], partition=2)
@@ -125,20 +138,26 @@ class Puller:
         self.session = 0
 
     async def attach(self, group: str = "g") -> None:
-        request = wire.Attach(SUBJECT, 0, group, self.name, "life", -1, "earliest", LEASE_MS, [], [])
+        request = wire.Attach(
+            SUBJECT, 0, group, self.name, "life", -1, "earliest", LEASE_MS, [], []
+        )
         answer = await self.connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)
         self.session = wire.Attached.unpack(answer.payload).session
 
     async def pull(self, messages_max: int, wait_ms: int = 0) -> list[int]:
         """Sequences."""
         payload = wire.pack_pull(wire.Pull(self.session, messages_max, 1 << 20, wait_ms))
-        _, _, ranges, _, _ = wire.unpack_delivery((await self._ask(FrameKind.PULL, payload)).payload)
+        _, _, ranges, _, _ = wire.unpack_delivery(
+            (await self._ask(FrameKind.PULL, payload)).payload
+        )
         return [each.first_sequence + at for each in ranges for at in range(each.count)]
 
     async def settle(self, first: int, last: int) -> tuple[int, int]:
         """How many were settled, and how many were stale."""
         payload = wire.pack_settle(self.session, [wire.Settlement(first, last, Verdict.ACK, 0)])
-        answer = await self.connection.call(FrameKind.SETTLE, payload, timeout_s=10, deadline_ms=10_000)
+        answer = await self.connection.call(
+            FrameKind.SETTLE, payload, timeout_s=10, deadline_ms=10_000
+        )
         return wire.unpack_settled(answer.payload)
 
     async def heartbeat(self) -> None:
@@ -154,7 +173,10 @@ async def it(tmp_path: Path) -> AsyncIterator[tuple[Node, Puller, Puller]]:
     async with running(node_config(tmp_path), Shifted()) as node, qmq.connect(node.address) as mq:
         for number in range(4):
             await mq.send(SUBJECT, b"%d" % number)
-        pullers = [Puller(await connect(node.data_address, client), name) for client, name in (("test", "c1"), ("other", "c2"))]
+        pullers = [
+            Puller(await connect(node.data_address, client), name)
+            for client, name in (("test", "c1"), ("other", "c2"))
+        ]
         for each in pullers:
             await each.attach()
         yield node, pullers[0], pullers[1]
@@ -164,7 +186,9 @@ async def it(tmp_path: Path) -> AsyncIterator[tuple[Node, Puller, Puller]]:
 
 
 @pytest.mark.parametrize("whom", KINDS, ids=str)
-async def test_a_pull_that_waits_while_it_is_paused_is_served_when_it_is_resumed(it: tuple[Node, Puller, Puller], whom: Whom) -> None:
+async def test_a_pull_that_waits_while_it_is_paused_is_served_when_it_is_resumed(
+    it: tuple[Node, Puller, Puller], whom: Whom
+) -> None:
     node, one, _ = it
     assert await one.pull(1) == [0]
     await pause(node, whom)
@@ -176,7 +200,9 @@ async def test_a_pull_that_waits_while_it_is_paused_is_served_when_it_is_resumed
     assert await pulling == [1, 2]
 
 
-async def test_others_of_the_group_get_what_a_paused_consumer_would_have_got(it: tuple[Node, Puller, Puller]) -> None:
+async def test_others_of_the_group_get_what_a_paused_consumer_would_have_got(
+    it: tuple[Node, Puller, Puller],
+) -> None:
     node, one, other = it
     await pause(node, Whom(PauseKind.CLIENT, name="test"))
     pulling = await begun(one.pull(1, WAIT_MS))
@@ -189,9 +215,14 @@ async def test_others_of_the_group_get_what_a_paused_consumer_would_have_got(it:
     assert await pulling == [4]
 
 
-async def test_a_pause_of_a_broadcast_group_is_of_all_its_consumers(it: tuple[Node, Puller, Puller]) -> None:
+async def test_a_pause_of_a_broadcast_group_is_of_all_its_consumers(
+    it: tuple[Node, Puller, Puller],
+) -> None:
     node, one, other = it
-    group, consumer = Whom(PauseKind.GROUP, SUBJECT, "all"), Whom(PauseKind.CONSUMER, SUBJECT, "all", "c1")
+    group, consumer = (
+        Whom(PauseKind.GROUP, SUBJECT, "all"),
+        Whom(PauseKind.CONSUMER, SUBJECT, "all", "c1"),
+    )
     for each in (one, other):
         await each.attach(f"all%{each.name}")
     await pause(node, group)
@@ -203,7 +234,9 @@ async def test_a_pause_of_a_broadcast_group_is_of_all_its_consumers(it: tuple[No
     assert await one.pull(1) == [0]
 
 
-async def test_a_paused_consumer_keeps_what_it_holds_by_its_heartbeats_and_may_settle_it(it: tuple[Node, Puller, Puller]) -> None:
+async def test_a_paused_consumer_keeps_what_it_holds_by_its_heartbeats_and_may_settle_it(
+    it: tuple[Node, Puller, Puller],
+) -> None:
     node, one, other = it
     clock = node.broker.clock
     assert isinstance(clock, Shifted)
@@ -225,17 +258,30 @@ async def test_a_paused_consumer_keeps_what_it_holds_by_its_heartbeats_and_may_s
 
 async def test_operators_see_who_is_paused_and_by_which_client_it_consumes(tmp_path: Path) -> None:
     own = BrokerConfig(retries=GroupSettings(2, (10,)))
-    async with running(node_config(tmp_path, broker=own)) as node, qmq.connect(node.address, name="box") as mq:
+    async with (
+        running(node_config(tmp_path, broker=own)) as node,
+        qmq.connect(node.address, name="box") as mq,
+    ):
         await mq.send(SUBJECT, b"0")
         async with mq.consumer(SUBJECT, "g", name="c1", ack="explicit") as consumer:
             assert len(await consumer.pull(1)) == 1
             await mq.metadata.pause_client("box")
             (group,) = await mq.metadata.describe_groups(SUBJECT, "g")
             (held,) = group.consumers
-            assert (group.is_paused, held.name, held.client, held.is_paused) == (False, "c1", "box", True)
+            assert (group.is_paused, held.name, held.client, held.is_paused) == (
+                False,
+                "c1",
+                "box",
+                True,
+            )
             await mq.metadata.resume_client("box")
             await mq.metadata.pause_group(SUBJECT, "g")
             (group,) = await mq.metadata.describe_groups(SUBJECT, "g")
             assert (group.is_paused, group.consumers[0].is_paused) == (True, True)
         found = await mq.metadata.group_settings(SUBJECT, "g")
-        assert (found.attempts_max, list(found.retry_delays_ms), found.attempts_from, found.delays_from) == (2, [10], "", "")
+        assert (
+            found.attempts_max,
+            list(found.retry_delays_ms),
+            found.attempts_from,
+            found.delays_from,
+        ) == (2, [10], "", "")

@@ -40,7 +40,11 @@ async def test_a_coroutine_continues_when_its_index_is_committed_and_no_sooner()
 
 
 async def test_a_waiter_for_unwritten_entries_continues_at_their_commit() -> None:
-    responses, waiter, peer = PendingResponses(), asyncio.get_running_loop().create_future(), Reader()
+    responses, waiter, peer = (
+        PendingResponses(),
+        asyncio.get_running_loop().create_future(),
+        Reader(),
+    )
     responses.wait(waiter, None)
     responses.unwritten.append(HeldAnswer(0, peer, 1, b"done"))
     responses.release(9, 9)

@@ -24,7 +24,12 @@ def queue(tmp_path: Path) -> Queue:
 
 
 def take(queue: Queue, batch: bytes) -> int:
-    return len(read_batches(memoryview(batch), lambda _subject, _partition: Destination(queue, limits.BODY_BYTES_MAX)))
+    return len(
+        read_batches(
+            memoryview(batch),
+            lambda _subject, _partition: Destination(queue, limits.BODY_BYTES_MAX),
+        )
+    )
 
 
 def batch_of(columns: Columns) -> bytes:
@@ -38,10 +43,14 @@ def test_a_batch_that_no_reader_could_copy_is_refused(queue: Queue, name: str) -
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_headers_of_one_message_are_bounded_whatever_the_others_have(queue: Queue, count: int) -> None:
+def test_headers_of_one_message_are_bounded_whatever_the_others_have(
+    queue: Queue, count: int
+) -> None:
     most = limits.STORED_HEADER_BYTES_MAX
     plain: list[dict[str, bytes]] = [{"a": b"1"}] * (count - 1)
-    assert take(queue, batch_of(Columns([b""] * count, headers=[*plain, {"h": bytes(most - 2)}]))) == 1
+    assert (
+        take(queue, batch_of(Columns([b""] * count, headers=[*plain, {"h": bytes(most - 2)}]))) == 1
+    )
     with pytest.raises(MessageTooLarge, match="headers"):
         take(queue, batch_of(Columns([b""] * count, headers=[*plain, {"h": bytes(most)}])))
 

@@ -14,7 +14,9 @@ from qmq.node.dev_node import Node
 COUNT, BATCH = 2_000, 20
 
 
-async def test_pulls_one_after_another_search_the_index_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pulls_one_after_another_search_the_index_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     searched: list[int] = []
     search = ConsumeLog.find_sequence
 

@@ -22,11 +22,16 @@ def nack(first: int, last: int, delay_ms: int = BY_GROUP_MS, error: str = "") ->
 
 def test_a_failed_message_rests_as_long_as_its_group_says_for_the_attempt() -> None:
     held = [HeldMessages(0, 100, 2, 1), HeldMessages(2, 50, 2, 2)]
-    assert decide(held, [nack(0, 3)], SETTINGS, none_failed).settlements == ((0, 1, Verdict.NACK, 10), (2, 3, Verdict.NACK, 20))
+    assert decide(held, [nack(0, 3)], SETTINGS, none_failed).settlements == (
+        (0, 1, Verdict.NACK, 10),
+        (2, 3, Verdict.NACK, 20),
+    )
 
 
 def test_a_handlers_own_delay_counts_before_the_groups() -> None:
-    assert decide([HeldMessages(0, 0, 1, 2)], [nack(0, 0, 77)], SETTINGS, none_failed).settlements == ((0, 0, Verdict.NACK, 77),)
+    assert decide(
+        [HeldMessages(0, 0, 1, 2)], [nack(0, 0, 77)], SETTINGS, none_failed
+    ).settlements == ((0, 0, Verdict.NACK, 77),)
 
 
 def test_the_last_attempt_that_fails_is_dead_with_its_error_and_the_others_are_not() -> None:
@@ -36,7 +41,9 @@ def test_the_last_attempt_that_fails_is_dead_with_its_error_and_the_others_are_n
 
 
 def test_without_a_limit_nothing_dies_of_failing() -> None:
-    decided = decide([HeldMessages(0, 0, 1, 1_000)], [nack(0, 0)], GroupSettings(0, (5,)), none_failed)
+    decided = decide(
+        [HeldMessages(0, 0, 1, 1_000)], [nack(0, 0)], GroupSettings(0, (5,)), none_failed
+    )
     assert decided.settlements == ((0, 0, Verdict.NACK, 5),)
 
 
@@ -58,7 +65,11 @@ def test_attempts_before_a_message_was_sent_again_count() -> None:
 def test_acknowledgements_and_releases_pass_as_they_came() -> None:
     asked = [Settlement(0, 3, Verdict.ACK, 0), Settlement(6, 7, Verdict.RELEASE, 0), nack(4, 5)]
     decided = decide([HeldMessages(0, 0, 8, 1)], asked, SETTINGS, none_failed)
-    assert decided.settlements == ((0, 3, Verdict.ACK, 0), (6, 7, Verdict.RELEASE, 0), (4, 5, Verdict.NACK, 10))
+    assert decided.settlements == (
+        (0, 3, Verdict.ACK, 0),
+        (6, 7, Verdict.RELEASE, 0),
+        (4, 5, Verdict.NACK, 10),
+    )
 
 
 def test_a_verdict_on_a_lost_message_is_kept_so_that_the_share_reports_it_late() -> None:
@@ -67,7 +78,12 @@ def test_a_verdict_on_a_lost_message_is_kept_so_that_the_share_reports_it_late()
 
 @pytest.mark.parametrize("attempts_max", [0, 1, 3])
 def test_a_message_never_dies_of_the_first_loss_of_its_consumer(attempts_max: int) -> None:
-    decided = put_back([HeldMessages(0, 0, 10, 1)], lambda _: False, GroupSettings(attempts_max, (10,)), none_failed)
+    decided = put_back(
+        [HeldMessages(0, 0, 10, 1)],
+        lambda _: False,
+        GroupSettings(attempts_max, (10,)),
+        none_failed,
+    )
     assert decided.settlements == ((0, 9, Verdict.NACK, 0),)
 
 
@@ -75,7 +91,11 @@ def test_losses_age_only_the_begun_message_which_dies_at_its_last_attempt() -> N
     begun = Begun()
     begun.add(4, 4)
     decided = put_back([HeldMessages(0, 0, 10, 3)], begun.__contains__, SETTINGS, none_failed)
-    assert decided.settlements == ((0, 3, Verdict.RELEASE, 0), (4, 4, Verdict.DEAD, 0), (5, 9, Verdict.RELEASE, 0))
+    assert decided.settlements == (
+        (0, 3, Verdict.RELEASE, 0),
+        (4, 4, Verdict.DEAD, 0),
+        (5, 9, Verdict.RELEASE, 0),
+    )
     assert decided.errors == ((1, "its consumer was lost while it worked on it"),)
 
 
@@ -92,4 +112,6 @@ def test_begun_marks_end_when_the_message_is_no_longer_held() -> None:
     for pull in range(100, 300, 2):
         begun.add(pull, pull)
     begun.forget([HeldMessages(7, 0, 1, 2), HeldMessages(298, 0, 1, 2)])
-    assert [pull for pull in range(300) if pull in begun] == [7, 298], "one that hangs keeps nothing but itself"
+    assert [pull for pull in range(300) if pull in begun] == [7, 298], (
+        "one that hangs keeps nothing but itself"
+    )

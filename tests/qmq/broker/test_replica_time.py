@@ -35,9 +35,19 @@ class Machines:
 
     def start(self, log_ms: int) -> ReplicaTime:
         """Start the process: without its memory, with its files."""
-        clock = SteadyClock(lambda: self.now_ms + self.off["me"], lambda: self.now_ms - self.booted_ms)
+        clock = SteadyClock(
+            lambda: self.now_ms + self.off["me"], lambda: self.now_ms - self.booted_ms
+        )
         others = [name for name in self.off if name != "me"]
-        self.time = ReplicaTime(clock, self.folder, Disk(), self.boot, addresses=lambda: others, voters=lambda: self.voters, ask=self.ask)
+        self.time = ReplicaTime(
+            clock,
+            self.folder,
+            Disk(),
+            self.boot,
+            addresses=lambda: others,
+            voters=lambda: self.voters,
+            ask=self.ask,
+        )
         self.time.begin(log_ms)
         return self.time
 
@@ -86,13 +96,19 @@ async def test_a_jump_is_not_followed_while_no_other_machine_answers(tmp_path: P
     assert (group.stamp_off, group.retention_off) == (0, 0)
 
 
-async def test_a_replica_that_starts_with_a_wrong_clock_gets_the_others_time(tmp_path: Path) -> None:
+async def test_a_replica_that_starts_with_a_wrong_clock_gets_the_others_time(
+    tmp_path: Path,
+) -> None:
     for jump in (30 * DAY, -30 * DAY):
         group = Machines(tmp_path / str(jump))
         (tmp_path / str(jump)).mkdir()
         group.off["me"] = jump
         group.start(T0 - HOUR)
-        assert group.stamp_off == group.retention_off == -HOUR if jump > 0 else group.retention_off <= -HOUR
+        assert (
+            group.stamp_off == group.retention_off == -HOUR
+            if jump > 0
+            else group.retention_off <= -HOUR
+        )
         await group.run(3000)
         assert abs(group.stamp_off) <= 2
         assert abs(group.retention_off) <= 2
@@ -138,7 +154,9 @@ async def test_when_all_clocks_leap_by_weeks_retention_keeps_its_pace(tmp_path: 
     assert group.time.status().retention_behind_ms >= 29 * DAY
 
 
-async def test_a_group_alone_keeps_retentions_pace_until_an_operator_confirms(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_group_alone_keeps_retentions_pace_until_an_operator_confirms(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     alone = Machines(tmp_path, others=0)
     await alone.run(60_000)
     alone.off["me"] = 30 * DAY
@@ -178,7 +196,9 @@ async def test_a_group_alone_does_not_know_how_long_its_machine_was_off(tmp_path
     assert alone.retention_off == 0
 
 
-async def test_small_corrections_of_the_clock_are_followed_without_an_operator(tmp_path: Path) -> None:
+async def test_small_corrections_of_the_clock_are_followed_without_an_operator(
+    tmp_path: Path,
+) -> None:
     alone = Machines(tmp_path, others=0)
     await alone.run(60_000)
     alone.off["me"] = 3000
@@ -200,7 +220,9 @@ async def test_without_a_saved_time_retention_begins_at_the_logs_last_entry(tmp_
     assert alone.retention_off == -3 * DAY
 
 
-async def test_a_damaged_file_of_the_time_is_reported_and_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_file_of_the_time_is_reported_and_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "retention-time.json").write_text("{")
     alone = Machines(tmp_path, others=0)
     with caplog.at_level(logging.WARNING, "qmq.broker"):
@@ -225,7 +247,9 @@ def first_kept(store: Store, before: Before | None = None) -> int:
     return queue.start_sequence
 
 
-async def test_a_jump_of_the_masters_clock_deletes_nothing_and_stamps_nothing(tmp_path: Path) -> None:
+async def test_a_jump_of_the_masters_clock_deletes_nothing_and_stamps_nothing(
+    tmp_path: Path,
+) -> None:
     group = Machines(tmp_path)
     await group.run(60_000)
     store = filled(tmp_path / "store", group.time.clock, 50)
@@ -247,7 +271,9 @@ def test_an_entry_from_the_future_makes_no_other_message_old(tmp_path: Path) -> 
     store.close()
 
 
-def test_retention_says_what_it_deletes_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_retention_says_what_it_deletes_and_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = ManualClock(T0)
     store = filled(tmp_path, clock, 50)
     clock.now_ms = T0 + 8 * DAY
@@ -260,15 +286,24 @@ def test_retention_says_what_it_deletes_and_why(tmp_path: Path, caplog: pytest.L
     store.close()
 
 
-def test_a_queue_that_loses_messages_all_the_time_is_reported_every_hour(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_queue_that_loses_messages_all_the_time_is_reported_every_hour(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     report, queue = DeletionReport(), QueueId("s", Partition(0))
     for at_ms in range(0, 2 * HOUR + 1, HOUR // 2):
-        report.note(DeletedMessages(queue, at_ms, at_ms + HOUR // 2, T0 + at_ms, T0 + at_ms + 1, T0, AGE))
+        report.note(
+            DeletedMessages(queue, at_ms, at_ms + HOUR // 2, T0 + at_ms, T0 + at_ms + 1, T0, AGE)
+        )
         report.tell(at_ms)
     report.note(DeletedMessages(queue, 7, 8, T0, T0, T0, AGE))
     report.tell_all()
-    found = [record.getMessage().split(" of ")[0] for record in caplog.records if record.name == "qmq.retention"]
+    found = [
+        record.getMessage().split(" of ")[0]
+        for record in caplog.records
+        if record.name == "qmq.retention"
+    ]
     half = HOUR // 2
     assert found == [
-        f"retention deleted messages {first} to {end - 1}" for first, end in ((0, half), (half, 3 * half), (3 * half, 5 * half), (7, 8))
+        f"retention deleted messages {first} to {end - 1}"
+        for first, end in ((0, half), (half, 3 * half), (3 * half, 5 * half), (7, 8))
     ]

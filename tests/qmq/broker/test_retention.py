@@ -35,12 +35,16 @@ class CountingClock(ManualClock):
 class Kept:
     """A broker with its maintenance, which keeps 100 kB of each subject."""
 
-    def __init__(self, folder: Path, config: LogConfig, disk: Disk, *, is_replicated: bool = False) -> None:
+    def __init__(
+        self, folder: Path, config: LogConfig, disk: Disk, *, is_replicated: bool = False
+    ) -> None:
         self.folder, self.clock, self.fatal = folder, CountingClock(), list[BaseException]()
         self.store = open_store(folder, config, self.clock, disk=disk, is_replicated=is_replicated)
         look_up = lambda name: SubjectConfig(name, retention_bytes=100_000)  # noqa: E731
         broker_config = BrokerConfig(retention_interval_ms=0)
-        running = alone(self.store, self.clock, broker_config, look_up=look_up, fatal=self.fatal.append)
+        running = alone(
+            self.store, self.clock, broker_config, look_up=look_up, fatal=self.fatal.append
+        )
         self.broker, self.maintenance = running.broker, running.maintenance
 
     def fill(self, count: int, subject: str = "s", start: int = 0) -> None:
@@ -57,7 +61,9 @@ class Kept:
 
 
 @asynccontextmanager
-async def kept(folder: Path, disk: Disk | None = None, config: LogConfig = CONFIG) -> AsyncIterator[Kept]:
+async def kept(
+    folder: Path, disk: Disk | None = None, config: LogConfig = CONFIG
+) -> AsyncIterator[Kept]:
     found = Kept(folder, config, disk or Disk())
     try:
         yield found
@@ -132,7 +138,12 @@ async def test_a_damaged_consume_log_does_not_end_retention_of_the_others(tmp_pa
         broker.fill(100, "good", start=200)
         before = broker.segments()
         broker.maintenance.start()
-        await eventually(lambda: broker.broker.counters.files_deleted > 0 and broker.broker.counters.retention_failures > 1)
+        await eventually(
+            lambda: (
+                broker.broker.counters.files_deleted > 0
+                and broker.broker.counters.retention_failures > 1
+            )
+        )
         assert broker.segments() < before
         assert broker.store.open_queue("good", 0).start_sequence >= 200
         assert broker.fatal == []
@@ -158,7 +169,9 @@ async def test_a_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path) -> N
         assert broker.fatal == []
 
 
-async def test_while_files_are_deleted_no_checkpoint_begins_and_stopping_waits(tmp_path: Path) -> None:
+async def test_while_files_are_deleted_no_checkpoint_begins_and_stopping_waits(
+    tmp_path: Path,
+) -> None:
     class SlowDisk(Disk):
         checkpoints = 0
 
@@ -175,7 +188,9 @@ async def test_while_files_are_deleted_no_checkpoint_begins_and_stopping_waits(t
             super().replace(path, data)
 
     disk = SlowDisk()
-    async with kept(tmp_path, disk, LogConfig(segment_bytes=64 * 1024, checkpoint_bytes=64 * 1024)) as broker:
+    async with kept(
+        tmp_path, disk, LogConfig(segment_bytes=64 * 1024, checkpoint_bytes=64 * 1024)
+    ) as broker:
         broker.fill(200)
         broker.maintenance.start()
         await eventually(disk.deletes.is_set)

@@ -47,7 +47,9 @@ def three_segments(folder: Path, disk: Disk) -> Store:
     return open_store(folder, config, ManualClock(), disk=disk)
 
 
-async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(tmp_path: Path) -> None:
+async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(
+    tmp_path: Path,
+) -> None:
     disk, fatal = ShortDisk(), list[BaseException]()
     store = three_segments(tmp_path, disk)
     running = alone(store, ManualClock(), fatal=fatal.append)
@@ -56,7 +58,9 @@ async def test_a_pull_that_waits_hears_of_overload_and_the_next_one_is_served(tm
     maintenance.start()
     connection = await connect(f"127.0.0.1:{server.port}", "test")
     request = wire.Attach("s", 0, "g", "c", "i", -1, "latest", 60_000, [], [])
-    session = wire.Attached.unpack((await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)).payload).session
+    session = wire.Attached.unpack(
+        (await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)).payload
+    ).session
     pull = wire.pack_pull(wire.Pull(session, 1, 1, 60_000))
     waiting = asyncio.create_task(connection.call(FrameKind.PULL, pull, timeout_s=10))
     (state,) = broker.dispatch.groups
@@ -83,7 +87,11 @@ async def test_a_duplicate_that_cannot_be_compared_hears_of_overload_too(tmp_pat
     running = alone(store, ManualClock(), fatal=fatal.append)
     await running.data.start("127.0.0.1", 0)
     connection = await connect(f"127.0.0.1:{running.data.port}", "test")
-    same = b"".join(encode(b"s", Columns([bytes(3 * MIB)] * 4), producer_id=7, batch_sequence=0, create_time_ms=1))
+    same = b"".join(
+        encode(
+            b"s", Columns([bytes(3 * MIB)] * 4), producer_id=7, batch_sequence=0, create_time_ms=1
+        )
+    )
     disk.is_short = True
     with pytest.raises(Overloaded, match="too few descriptors"):
         await connection.call(FrameKind.PRODUCE, same, timeout_s=10)

@@ -50,7 +50,9 @@ def test_an_idle_connection_is_never_ended() -> None:
 def test_a_byte_between_two_looks_is_progress() -> None:
     patience = StallWatch()
     for at in range(10 * LOOKS):
-        stream = Stream(Part(awaits_rest=True), received_bytes=at, unsent_bytes=5000, taken_bytes=at)
+        stream = Stream(
+            Part(awaits_rest=True), received_bytes=at, unsent_bytes=5000, taken_bytes=at
+        )
         assert patience.look(stream) is None
 
 
@@ -95,8 +97,12 @@ def only(server: DataServer) -> DataConnection:
     return connection
 
 
-@pytest.mark.parametrize("begun", [LARGE + bytes(2 * MIB), SMALL + b"x", SMALL[:3]], ids=["large", "small", "header"])
-async def test_a_frame_whose_rest_does_not_come_ends_its_connection_with_an_error(tmp_path: Path, begun: bytes) -> None:
+@pytest.mark.parametrize(
+    "begun", [LARGE + bytes(2 * MIB), SMALL + b"x", SMALL[:3]], ids=["large", "small", "header"]
+)
+async def test_a_frame_whose_rest_does_not_come_ends_its_connection_with_an_error(
+    tmp_path: Path, begun: bytes
+) -> None:
     async with served(tmp_path) as server:
         reader, writer = await said_hello(server)
         writer.write(begun)

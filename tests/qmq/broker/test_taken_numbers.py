@@ -26,7 +26,9 @@ PRODUCER = 7
 
 def batch(number: int, body: bytes, *, due_ms: int | None = None) -> bytes:
     columns = Columns([body], due_times_ms=None if due_ms is None else [due_ms])
-    return b"".join(encode(b"s", columns, producer_id=PRODUCER, batch_sequence=number, create_time_ms=1))
+    return b"".join(
+        encode(b"s", columns, producer_id=PRODUCER, batch_sequence=number, create_time_ms=1)
+    )
 
 
 async def produce(connection: Connection, *batches: bytes) -> list[int]:
@@ -46,7 +48,9 @@ async def connected(folder: Path, *, delayed: bool = False) -> AsyncIterator[Con
         await connection.wait_closed()
 
 
-async def test_a_number_that_a_stranger_took_is_refused_and_not_called_stored(tmp_path: Path) -> None:
+async def test_a_number_that_a_stranger_took_is_refused_and_not_called_stored(
+    tmp_path: Path,
+) -> None:
     async with connected(tmp_path) as connection:
         assert await produce(connection, batch(0, b"forged")) == [0]
         with pytest.raises(NumberTaken) as refused:
@@ -58,7 +62,9 @@ async def test_a_number_that_a_stranger_took_is_refused_and_not_called_stored(tm
 
 async def test_of_two_requests_in_one_turn_the_second_is_refused(tmp_path: Path) -> None:
     async with connected(tmp_path) as connection:
-        asked = [produce(connection, batch(0, body), batch(1, b"both")) for body in (b"forged", b"mine")]
+        asked = [
+            produce(connection, batch(0, body), batch(1, b"both")) for body in (b"forged", b"mine")
+        ]
         first, second = await asyncio.gather(*asked, return_exceptions=True)
         assert first == [0, 1]
         assert isinstance(second, NumberTaken)

@@ -70,7 +70,9 @@ async def test_all_are_asked_at_the_start_and_then_every_thirty_seconds() -> Non
     assert town.rounds() == 1
 
 
-async def test_as_long_as_a_step_is_undecided_they_are_asked_at_each_look(caplog: pytest.LogCaptureFixture) -> None:
+async def test_as_long_as_a_step_is_undecided_they_are_asked_at_each_look(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     machine, town, asking = fresh()
     await asking.look()
     machine.wall_off = HOUR
@@ -90,7 +92,9 @@ async def test_as_long_as_a_step_is_undecided_they_are_asked_at_each_look(caplog
     assert town.rounds() == 0
 
 
-async def test_a_clock_step_that_witnesses_confirm_is_accepted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_clock_step_that_witnesses_confirm_is_accepted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     machine, town, asking = fresh()
     await asking.look()
     machine.wall_off = -HOUR

@@ -34,7 +34,9 @@ class Machine:
         """How far the kept time is ahead of the true time, now."""
         return self.timekeeper.time_ms(self.wall_ms, self.boot_ms) - self.true_ms
 
-    def run(self, ms: int, *, every: int = 1000, witnesses: dict[str, int] | None = None) -> list[int]:
+    def run(
+        self, ms: int, *, every: int = 1000, witnesses: dict[str, int] | None = None
+    ) -> list[int]:
         """Time passes; how far the kept time was off, each time it was read. Witnesses say the true time and their error."""
         seen = [self.off]
         for _ in range(ms // every):
@@ -47,7 +49,9 @@ class Machine:
         return seen
 
     def hear(self, name: str, error: int = 0, *, took: int = 4) -> None:
-        self.timekeeper.witness(name, self.true_ms + error - took // 2, self.boot_ms - took, self.boot_ms)
+        self.timekeeper.witness(
+            name, self.true_ms + error - took // 2, self.boot_ms - took, self.boot_ms
+        )
 
     def attested(self) -> Machine:
         self.boot_ms += 10
@@ -179,14 +183,21 @@ def test_a_late_answer_does_not_count_as_a_witness() -> None:
     machine.run(5000)
     machine.hear("slow", HOUR, took=2002)
     assert machine.off == 0
-    machine.timekeeper.witness("from the future", machine.wall_ms, machine.boot_ms + 1, machine.boot_ms)
+    machine.timekeeper.witness(
+        "from the future", machine.wall_ms, machine.boot_ms + 1, machine.boot_ms
+    )
     assert machine.off == 0
     machine.hear("quick", HOUR, took=2000)
     assert machine.off == HOUR
 
 
 def test_a_word_agrees_within_a_second_and_its_doubt() -> None:
-    for error, took, is_accepted in ((1000, 0, True), (1001, 0, False), (-1500, 1000, True), (-1501, 1000, False)):
+    for error, took, is_accepted in (
+        (1000, 0, True),
+        (1001, 0, False),
+        (-1500, 1000, True),
+        (-1501, 1000, False),
+    ):
         machine = Machine().attested()
         machine.wall_off = HOUR
         machine.run(5000)
@@ -266,7 +277,9 @@ def test_ntp_that_corrects_a_wrong_clock_after_the_boot_is_accepted() -> None:
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 @pytest.mark.parametrize("witnesses", [{}, HONEST])
-def test_an_hour_and_back_within_a_minute_moves_nothing(jump: int, witnesses: dict[str, int]) -> None:
+def test_an_hour_and_back_within_a_minute_moves_nothing(
+    jump: int, witnesses: dict[str, int]
+) -> None:
     machine = Machine().attested()
     machine.wall_off = jump
     seen = machine.run(55_000, witnesses=witnesses)
@@ -331,7 +344,11 @@ class Model:
     def heard(self, since: float) -> list[tuple[float, float]]:
         boot = self.readings[-1][0]
         latest = {word[0]: word for word in self.words}
-        return sorted((off, doubt) for _, off, doubt, sent, heard in latest.values() if boot - heard <= 10_000 and sent >= since)
+        return sorted(
+            (off, doubt)
+            for _, off, doubt, sent, heard in latest.values()
+            if boot - heard <= 10_000 and sent >= since
+        )
 
     def read(self, wall: int, boot: int) -> float:
         self.readings.append((boot, wall - boot))
@@ -399,9 +416,13 @@ class Model:
 steps = st.sampled_from([0, 0, 0, 300, -300, 999, 1000, -1001, 1600, HOUR, -HOUR, HOUR + 500])
 moves = st.lists(
     st.one_of(
-        st.tuples(st.just("run"), st.sampled_from([1, 10, 500, 1000, 5000, 20_000, 60_000]), st.just(0)),
+        st.tuples(
+            st.just("run"), st.sampled_from([1, 10, 500, 1000, 5000, 20_000, 60_000]), st.just(0)
+        ),
         st.tuples(st.just("set"), steps, st.just(0)),
-        st.tuples(st.sampled_from(["a", "b", "c"]), steps, st.sampled_from([0, 2, 40, 1000, 2000, 3000])),
+        st.tuples(
+            st.sampled_from(["a", "b", "c"]), steps, st.sampled_from([0, 2, 40, 1000, 2000, 3000])
+        ),
     ),
     max_size=60,
 )
@@ -409,7 +430,9 @@ moves = st.lists(
 
 @settings(max_examples=examples(400), deadline=None)
 @given(moves)
-def test_the_keeper_is_what_the_model_is_whatever_happens(moves: list[tuple[str, int, int]]) -> None:
+def test_the_keeper_is_what_the_model_is_whatever_happens(
+    moves: list[tuple[str, int, int]],
+) -> None:
     true, boot, off = T0, 10_000, 0
     timekeeper, model = Timekeeper(true, boot), Model()
     model.read(true, boot)
@@ -429,7 +452,9 @@ def test_the_keeper_is_what_the_model_is_whatever_happens(moves: list[tuple[str,
 
 @settings(max_examples=examples(200), deadline=None)
 @given(moves)
-def test_the_kept_time_moves_by_itself_or_to_where_the_wall_clock_or_a_witness_is(moves: list[tuple[str, int, int]]) -> None:
+def test_the_kept_time_moves_by_itself_or_to_where_the_wall_clock_or_a_witness_is(
+    moves: list[tuple[str, int, int]],
+) -> None:
     true, boot, off = T0, 10_000, 0
     timekeeper = Timekeeper(true, boot)
     kept, said = true, {T0}

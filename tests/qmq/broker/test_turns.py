@@ -43,7 +43,13 @@ class Talker:
         """The frames of one read arrive, each with a message."""
         self._broker.turns.begin_frames()
         for _ in range(frames):
-            batch = encode(b"s", Columns([b"x"]), producer_id=self._producer, batch_sequence=self.sent, create_time_ms=1)
+            batch = encode(
+                b"s",
+                Columns([b"x"]),
+                producer_id=self._producer,
+                batch_sequence=self.sent,
+                create_time_ms=1,
+            )
             self._broker.produce(self, self.sent + 1, memoryview(b"".join(batch)))
             self.sent += 1
         self._broker.turns.end_frames(self)
@@ -76,7 +82,9 @@ async def test_connections_that_talk_in_one_round_share_a_turn(store: Store) -> 
     for _ in range(4):
         for talker in talkers:
             talker.talk()
-        assert [talker.answers for talker in talkers] == [talker.sent - 1 for talker in talkers], "nobody before the others were heard"
+        assert [talker.answers for talker in talkers] == [talker.sent - 1 for talker in talkers], (
+            "nobody before the others were heard"
+        )
         await asyncio.sleep(0)
         assert [talker.answers for talker in talkers] == [talker.sent for talker in talkers]
 
@@ -129,7 +137,9 @@ async def test_a_pull_that_waits_takes_no_turn_and_leaves_the_producer_alone(sto
     producer, consumer = Connection(broker, 1), Connection(broker, 2)
     producer.talk()
     await asyncio.sleep(0)
-    attached = broker.dispatch.attach(consumer, wire.Attach("s", 0, "g", "c", "1", -1, "latest", 30_000, [], []))
+    attached = broker.dispatch.attach(
+        consumer, wire.Attach("s", 0, "g", "c", "1", -1, "latest", 30_000, [], [])
+    )
     await asyncio.sleep(0)
     for number in range(1, 6):
         turns, received = broker.turns.count, consumer.flushed
@@ -139,7 +149,9 @@ async def test_a_pull_that_waits_takes_no_turn_and_leaves_the_producer_alone(sto
         await asyncio.sleep(0)
         assert broker.turns.count == turns
         producer.talk()
-        assert (producer.flushed, consumer.flushed) == (producer.sent, received + 1), "in the producer's callback"
+        assert (producer.flushed, consumer.flushed) == (producer.sent, received + 1), (
+            "in the producer's callback"
+        )
 
 
 async def test_a_waiting_consumer_is_written_to_before_the_producer(store: Store) -> None:
@@ -154,7 +166,9 @@ async def test_a_waiting_consumer_is_written_to_before_the_producer(store: Store
             written.append(self._name)
 
     producer, consumer = Named(1, "producer"), Named(2, "consumer")
-    attached = broker.dispatch.attach(consumer, wire.Attach("s", 0, "g", "c", "1", -1, "latest", 30_000, [], []))
+    attached = broker.dispatch.attach(
+        consumer, wire.Attach("s", 0, "g", "c", "1", -1, "latest", 30_000, [], [])
+    )
     broker.dispatch.pull(consumer, 1, wire.Pull(attached.session, 10, 1_000, 20_000), 0)
     await asyncio.sleep(0)
     written.clear()

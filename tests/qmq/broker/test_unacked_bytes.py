@@ -30,17 +30,28 @@ def test_each_message_counts_for_its_part_of_its_batch(tmp_path: Path) -> None:
     index = index_of(tmp_path, [(10, 1000), (1, 5000), (4, 100)])
     assert bytes_of(index, []) == 0
     assert bytes_of(index, [HeldMessages(0, 0, 10, 1)]) == 1000
-    assert bytes_of(index, [HeldMessages(0, 3, 2, 1), HeldMessages(9, 8, 3, 2), HeldMessages(20, 14, 1, 1)]) == 200 + 200 + 5000 + 25
+    assert (
+        bytes_of(
+            index, [HeldMessages(0, 3, 2, 1), HeldMessages(9, 8, 3, 2), HeldMessages(20, 14, 1, 1)]
+        )
+        == 200 + 200 + 5000 + 25
+    )
     assert bytes_of(index_of(tmp_path, []), [HeldMessages(0, 0, 10, 1)]) == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_ranges_are_counted_as_message_by_message(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_ranges_are_counted_as_message_by_message(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pull, "_ENTRIES", 7)
     draw = random.Random(seed)
     batches = [(draw.randint(1, 20), draw.randint(1, 10_000)) for _ in range(100)]
     gone = draw.randint(0, 50)
-    sizes = [size / count if number >= gone else 0.0 for number, (count, size) in enumerate(batches) for _ in range(count)]
+    sizes = [
+        size / count if number >= gone else 0.0
+        for number, (count, size) in enumerate(batches)
+        for _ in range(count)
+    ]
     index = index_of(tmp_path, batches, gone)
     for _ in range(40):
         marks = sorted(draw.sample(range(len(sizes) + 1), 2 * draw.randint(1, 15)))
@@ -68,7 +79,9 @@ def holder_of(count: int) -> ShareHolder:
     return ShareHolder("1", 30_000, count, [HeldMessages(0, 0, count, 1)] if count else [], count)
 
 
-def test_far_from_the_limit_nothing_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_from_the_limit_nothing_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted, index = Counted(monkeypatch), index_of(tmp_path, [(1000, 100_000)])
     found = UnackedBytes(50_000)
     assert found.room(holder_of(0), index) == 50_000
@@ -79,14 +92,18 @@ def test_far_from_the_limit_nothing_is_counted(tmp_path: Path, monkeypatch: pyte
     assert found.room(holder_of(0), index) == 50_000
 
 
-def test_a_session_that_takes_up_what_another_left_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_takes_up_what_another_left_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted, index = Counted(monkeypatch), index_of(tmp_path, [(1000, 100_000)])
     found = UnackedBytes(50_000)
     assert [found.room(holder_of(100), index) for _ in range(3)] == [40_000] * 3
     assert counted.times == 1
 
 
-def test_at_the_limit_it_waits_until_a_part_is_settled_and_then_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_limit_it_waits_until_a_part_is_settled_and_then_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted, index = Counted(monkeypatch), index_of(tmp_path, [(1000, 100_000)])
     found = UnackedBytes(50_000)
     held = 640

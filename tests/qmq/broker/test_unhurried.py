@@ -31,11 +31,19 @@ NOW_MS = ManualClock().now_ms
 
 
 def store_on(folder: Path, disk: Disk | None = None) -> Store:
-    return open_store(folder, LogConfig(segment_bytes=64 * 1024, cache_bytes=0), ManualClock(), disk=disk)
+    return open_store(
+        folder, LogConfig(segment_bytes=64 * 1024, cache_bytes=0), ManualClock(), disk=disk
+    )
 
 
 def broker_on(folder: Path, disk: Disk | None = None) -> Broker:
-    return Broker(store_on(folder, disk), SubjectConfig, ManualClock(), BrokerConfig(), asyncio.get_running_loop())
+    return Broker(
+        store_on(folder, disk),
+        SubjectConfig,
+        ManualClock(),
+        BrokerConfig(),
+        asyncio.get_running_loop(),
+    )
 
 
 @asynccontextmanager
@@ -65,7 +73,9 @@ async def test_a_search_for_a_message_gives_way_after_each_file(tmp_path: Path) 
     broker = broker_on(tmp_path)
     queue = broker.store.open_queue("s", 0)
     for number in range(2 * FILE_ENTRIES + 10):
-        queue.index.append(IndexEntry(number, number * 100, NOW_MS, 5, number, 0, number * 100, 100, 1))
+        queue.index.append(
+            IndexEntry(number, number * 100, NOW_MS, 5, number, 0, number * 100, 100, 1)
+        )
     queue.next_sequence = queue.visible_sequence = queue.index.count
     write_entries(broker.store)
     async with counting_turns() as turns:
@@ -87,7 +97,9 @@ class CountedGroups(QueueGroups):
 
 async def test_ticks_do_not_go_through_all_groups(tmp_path: Path) -> None:
     clock = ManualClock()
-    broker = Broker(store_on(tmp_path), SubjectConfig, clock, BrokerConfig(), asyncio.get_running_loop())
+    broker = Broker(
+        store_on(tmp_path), SubjectConfig, clock, BrokerConfig(), asyncio.get_running_loop()
+    )
     groups = broker.dispatch.groups = CountedGroups(broker.counters)
     for number in range(50):
         groups.state(broker.store.open_queue(f"s{number}", 0), "g")

@@ -42,7 +42,9 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
         if callable(answer):
             answer = answer(request)
         if isinstance(answer, QmqError):
-            context.set_trailing_metadata(((CODE, str(answer.code)), (OUTCOME, str(answer.outcome.value))))
+            context.set_trailing_metadata(
+                ((CODE, str(answer.code)), (OUTCOME, str(answer.outcome.value)))
+            )
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, answer.message)
         if isinstance(answer, grpc.StatusCode):
             context.abort(answer, "in this test")
@@ -125,11 +127,17 @@ def place(number: int, first: int, end: int, group: str) -> pb.OrderedPartition:
     return pb.OrderedPartition(number=number, lps=lps(first, end), broker_group=group)
 
 
-def route(version: int, *places: pb.OrderedPartition, fenced: tuple[int, ...] = ()) -> pb.OrderedRoute:
-    return pb.OrderedRoute(version=version, logical_partitions=places[-1].lps.end, partitions=places, fenced=fenced)
+def route(
+    version: int, *places: pb.OrderedPartition, fenced: tuple[int, ...] = ()
+) -> pb.OrderedRoute:
+    return pb.OrderedRoute(
+        version=version, logical_partitions=places[-1].lps.end, partitions=places, fenced=fenced
+    )
 
 
-def status(number: int, group: str, *, start: int = 0, end: int = 100, rate: float = 0.0, **fields: Any) -> control.PartitionStatus:
+def status(
+    number: int, group: str, *, start: int = 0, end: int = 100, rate: float = 0.0, **fields: Any
+) -> control.PartitionStatus:
     return control.PartitionStatus(
         subject="orders",
         partition=number,
@@ -150,15 +158,28 @@ PLACES = (place(1, 0, 256, "g1"), place(2, 256, 512, "g1"), place(3, 512, 1024, 
 
 
 def settings(name: str = "orders", order: str = "strict") -> pb.SubjectSettings:
-    return pb.SubjectSettings(name=name, order=order, logical_partitions=1024 if order else 0, fencing="lease" if order else "")
+    return pb.SubjectSettings(
+        name=name,
+        order=order,
+        logical_partitions=1024 if order else 0,
+        fencing="lease" if order else "",
+    )
 
 
-def group(name: str, version: int, *partitions: control.PartitionStatus, **fields: Any) -> pb.OrderedGroup:
-    known = {"frontier": [pb.GroupRange(lps=lps(0, 1024), version=version)], "gate": "lanes", "is_ready": True} | fields
+def group(
+    name: str, version: int, *partitions: control.PartitionStatus, **fields: Any
+) -> pb.OrderedGroup:
+    known = {
+        "frontier": [pb.GroupRange(lps=lps(0, 1024), version=version)],
+        "gate": "lanes",
+        "is_ready": True,
+    } | fields
     return pb.OrderedGroup(group=name, version=version, partitions=partitions, **known)
 
 
-def described(version: int = 1, places: tuple[pb.OrderedPartition, ...] = PLACES, **fields: Any) -> pb.DescribeRouteResponse:
+def described(
+    version: int = 1, places: tuple[pb.OrderedPartition, ...] = PLACES, **fields: Any
+) -> pb.DescribeRouteResponse:
     known = {
         "settings": settings(),
         "route": route(version, *places),
@@ -169,8 +190,19 @@ def described(version: int = 1, places: tuple[pb.OrderedPartition, ...] = PLACES
 
 
 def change(
-    kind: str, to_version: int, sources: tuple[int, ...], *targets: pb.OrderedPartition, phase: str = "published", **fields: Any
+    kind: str,
+    to_version: int,
+    sources: tuple[int, ...],
+    *targets: pb.OrderedPartition,
+    phase: str = "published",
+    **fields: Any,
 ) -> pb.RouteChangeInfo:
     return pb.RouteChangeInfo(
-        id=f"change-{to_version}", kind=kind, to_version=to_version, sources=sources, targets=targets, phase=phase, **fields
+        id=f"change-{to_version}",
+        kind=kind,
+        to_version=to_version,
+        sources=sources,
+        targets=targets,
+        phase=phase,
+        **fields,
     )

@@ -30,7 +30,9 @@ def test_published_messages_are_stored_and_consumed(node_process: NodeProcess) -
     assert published["messages/s"] > 0
     with qmq.blocking.connect(node_process.address) as mq:
         (described,) = mq.metadata.list_subjects("speed")
-        assert sum(queue.next_sequence for queue in described.queues) == 2_802, "and one before the clock runs"
+        assert sum(queue.next_sequence for queue in described.queues) == 2_802, (
+            "and one before the clock runs"
+        )
     assert measured(node_process, "sub", "speed", "--messages", "500", "--each")["messages"] == 500
     assert measured(node_process, "sub", "speed", "--messages", "2000")["messages"] >= 2_000
     found = measured(node_process, "latency", "speed", "--rate", "200", "--seconds", "0.5")

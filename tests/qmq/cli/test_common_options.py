@@ -18,7 +18,15 @@ from support import NodeProcess, cli_process
 from typer.main import get_command
 
 import qmq.blocking
-from qmq.cli.added_options import SHELLS, broker_groups, completer_of, either, groups, is_view, subjects
+from qmq.cli.added_options import (
+    SHELLS,
+    broker_groups,
+    completer_of,
+    either,
+    groups,
+    is_view,
+    subjects,
+)
 from qmq.cli.app import app
 
 pytestmark = pytest.mark.sampled
@@ -45,17 +53,33 @@ WITHOUT_JSON = {
 
 def test_every_command_with_an_answer_has_json() -> None:
     found = dict(commands(get_command(app)))
-    without = {name for name, each in found.items() if "as_json" not in [parameter.name for parameter in each.params]}
+    without = {
+        name
+        for name, each in found.items()
+        if "as_json" not in [parameter.name for parameter in each.params]
+    }
     assert without == set(WITHOUT_JSON)
     page = (Path(__file__).resolve().parents[3] / "docs" / "CLI.md").read_text()
     assert [name for name in WITHOUT_JSON if f"`{name}`" not in page] == []
 
 
 def test_every_view_can_be_watched() -> None:
-    views = {name: each for name, each in commands(get_command(app)) if is_view(name) and name not in WITHOUT_JSON}
-    assert {"qmq subject list", "qmq group lag", "qmq delay stats", "qmq route show", "qmq doctor"} <= set(views)
+    views = {
+        name: each
+        for name, each in commands(get_command(app))
+        if is_view(name) and name not in WITHOUT_JSON
+    }
+    assert {
+        "qmq subject list",
+        "qmq group lag",
+        "qmq delay stats",
+        "qmq route show",
+        "qmq doctor",
+    } <= set(views)
     for name, each in views.items():
-        assert {"--watch", "--interval"} <= {option for parameter in each.params for option in parameter.opts}, name
+        assert {"--watch", "--interval"} <= {
+            option for parameter in each.params for option in parameter.opts
+        }, name
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +100,25 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 def test_a_view_is_shown_again_and_again_until_ctrl_c(shop: NodeProcess) -> None:
-    words = ("subject", "list", "watched", "--watch", "--interval", "0.1", "--json", "--server", shop.address)
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "qmq.cli", *words]  # who runs the tests may ignore it
+    words = (
+        "subject",
+        "list",
+        "watched",
+        "--watch",
+        "--interval",
+        "0.1",
+        "--json",
+        "--server",
+        shop.address,
+    )
+    command = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "qmq.cli",
+        *words,
+    ]  # who runs the tests may ignore it
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
         assert watching.stdout is not None
         assert json.loads(watching.stdout.readline()) == []
@@ -91,7 +132,9 @@ def test_a_view_is_shown_again_and_again_until_ctrl_c(shop: NodeProcess) -> None
 
 
 def test_a_view_of_a_missing_prefix_ends_at_once(shop: NodeProcess) -> None:
-    done = cli_process.run(("group", "lag", "nothing", "g", "--watch"), {**os.environ, "QMQ_SERVER": shop.address})
+    done = cli_process.run(
+        ("group", "lag", "nothing", "g", "--watch"), {**os.environ, "QMQ_SERVER": shop.address}
+    )
     assert (done.returncode, b"there is no subject" in done.stderr) == (2, True)
 
 
@@ -106,7 +149,9 @@ def test_a_view_of_a_missing_prefix_ends_at_once(shop: NodeProcess) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_exit_codes_are_those_of_the_page(shop: NodeProcess, words: tuple[str, ...], code: int) -> None:
+def test_exit_codes_are_those_of_the_page(
+    shop: NodeProcess, words: tuple[str, ...], code: int
+) -> None:
     assert cli_process.run(words, {**os.environ, "QMQ_SERVER": shop.address}).returncode == code
 
 
@@ -133,14 +178,26 @@ def test_another_shell_is_refused() -> None:
         ("qmq broker drain br", {"broker-0"}),
     ],
 )
-def test_bash_completes_commands_subjects_and_groups(shop: NodeProcess, typed: str, found: set[str]) -> None:
+def test_bash_completes_commands_subjects_and_groups(
+    shop: NodeProcess, typed: str, found: set[str]
+) -> None:
     bash = shutil.which("bash")
     assert bash is not None
     words = typed.split()
     script = cli_process.run(("completion", "bash"), dict(os.environ)).stdout.decode()
     ask = f'COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _qmq_completion qmq; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    environment = {**os.environ, "QMQ_SERVER": shop.address, "PATH": f"{QMQ.parent}:{os.environ['PATH']}"}
-    done = subprocess.run([bash, "-c", f"{script}\n{ask}"], env=environment, capture_output=True, text=True, check=True)
+    environment = {
+        **os.environ,
+        "QMQ_SERVER": shop.address,
+        "PATH": f"{QMQ.parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        [bash, "-c", f"{script}\n{ask}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert set(done.stdout.split()) == found, done.stderr
 
 
@@ -157,7 +214,11 @@ def test_a_cluster_that_does_not_answer_completes_nothing() -> None:
 
 
 def test_a_parameter_completes_what_it_names() -> None:
-    assert completer_of("qmq browse", "subject") is completer_of("qmq subject purge", "name") is subjects
+    assert (
+        completer_of("qmq browse", "subject")
+        is completer_of("qmq subject purge", "name")
+        is subjects
+    )
     assert completer_of("qmq consume", "group") is groups
     assert completer_of("qmq replica add", "group") is broker_groups
     assert completer_of("qmq dlq show", "words") is either

@@ -30,17 +30,26 @@ def test_producing_fails_after_the_time_that_is_given(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout, bool(done.stderr)) == (3, "", True)
 
 
-def test_a_key_of_any_bytes_is_printed_as_other_commands_print_it(node_process: NodeProcess) -> None:
+def test_a_key_of_any_bytes_is_printed_as_other_commands_print_it(
+    node_process: NodeProcess,
+) -> None:
     command = Command(node_process.start())
     with qmq.blocking.connect(node_process.address, state_dir=False) as mq:
         for key in (b"\xff\x00\x80", b"plain", None):
             mq.send("orders", b"0", key=key)
-    consumed = [json.loads(each)["key"] for each in command.text("consume", "orders", "-g", "g", "-n", "3", "--json").splitlines()]
-    browsed = [json.loads(each)["key"] for each in command.text("browse", "orders", "--json").splitlines()]
+    consumed = [
+        json.loads(each)["key"]
+        for each in command.text("consume", "orders", "-g", "g", "-n", "3", "--json").splitlines()
+    ]
+    browsed = [
+        json.loads(each)["key"] for each in command.text("browse", "orders", "--json").splitlines()
+    ]
     assert (consumed, consumed[1:]) == (browsed, ["plain", None])
 
 
-def test_a_user_without_a_home_folder_has_no_contexts_and_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_folder_has_no_contexts_and_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

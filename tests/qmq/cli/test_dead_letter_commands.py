@@ -23,20 +23,26 @@ from qmq.testing import TestCluster, virtual
 
 async def said(node: Node, *words: str) -> Any:
     """The JSON that a command prints. The command runs in another event loop."""
-    result = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--json", "--server", node.address])
+    result = await asyncio.to_thread(
+        CliRunner().invoke, app, [*words, "--json", "--server", node.address]
+    )
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 async def die(mq: qmq.Client, subject: str, bodies: Sequence[bytes], error: str) -> list[str]:
-    ids = [str((await mq.send(subject, body, key="k", headers={"trace": "t"})).id) for body in bodies]
+    ids = [
+        str((await mq.send(subject, body, key="k", headers={"trace": "t"})).id) for body in bodies
+    ]
     async with mq.consumer(subject, "billing", ack="explicit") as consumer:
         for _ in bodies:
             (await anext(consumer)).reject(error)
     return ids
 
 
-async def test_dead_letters_are_listed_shown_replayed_and_purged_as_they_are_chosen(node: Node) -> None:
+async def test_dead_letters_are_listed_shown_replayed_and_purged_as_they_are_chosen(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         assert await said(node, "dlq", "list") == []
         first = await die(mq, "orders", [b"a", b"b"], "no such customer")
@@ -50,20 +56,40 @@ async def test_dead_letters_are_listed_shown_replayed_and_purged_as_they_are_cho
         (queue,) = await said(node, "dlq", "list")
         assert (queue["group"], queue["messages"], queue["waiting"]) == ("billing", 3, 3)
         shown = await said(node, "dlq", "show", "billing")
-        assert [(each["body"], each["subject"], each["error"], each["attempts"]) for each in shown] == [
+        assert [
+            (each["body"], each["subject"], each["error"], each["attempts"]) for each in shown
+        ] == [
             ("a", "orders", "no such customer", 1),
             ("b", "orders", "no such customer", 1),
             ("c", "payments", "card expired", 1),
         ]
-        assert (shown[0]["id"], shown[0]["key"], shown[0]["headers"]) == (first[0], "k", {"trace": "t"})
-        assert [each["body"] for each in await said(node, "dlq", "show", "billing", "--subject", "payments")] == ["c"]
-        assert await said(node, "dlq", "replay", "billing", "--id", first[1], "--dry-run") == [{"group": "billing", "messages": 1}]
-        assert await said(node, "dlq", "replay", "billing", "--id", first[1]) == [{"group": "billing", "messages": 1}]
+        assert (shown[0]["id"], shown[0]["key"], shown[0]["headers"]) == (
+            first[0],
+            "k",
+            {"trace": "t"},
+        )
+        assert [
+            each["body"]
+            for each in await said(node, "dlq", "show", "billing", "--subject", "payments")
+        ] == ["c"]
+        assert await said(node, "dlq", "replay", "billing", "--id", first[1], "--dry-run") == [
+            {"group": "billing", "messages": 1}
+        ]
+        assert await said(node, "dlq", "replay", "billing", "--id", first[1]) == [
+            {"group": "billing", "messages": 1}
+        ]
         async with mq.consumer("orders", "billing", ack="explicit") as consumer:
             again = await anext(consumer)
-            assert (again.body, str(again.id), again.attempt, again.headers["trace"]) == (b"b", first[1], 1, b"t")
+            assert (again.body, str(again.id), again.attempt, again.headers["trace"]) == (
+                b"b",
+                first[1],
+                1,
+                b"t",
+            )
             await again.ack_sync()
-        assert await said(node, "dlq", "purge", "billing", "--error", "expired") == [{"group": "billing", "messages": 1}]
+        assert await said(node, "dlq", "purge", "billing", "--error", "expired") == [
+            {"group": "billing", "messages": 1}
+        ]
         assert [each["body"] for each in await said(node, "dlq", "show", "billing")] == ["a"]
         assert await said(node, "dlq", "purge", "billing") == [{"group": "billing", "messages": 1}]
         assert await said(node, "dlq", "show", "billing") == []
@@ -125,7 +151,9 @@ def test_an_invalid_message_id_is_an_error() -> None:
         chosen_by("", ["abc"], "", None)
 
 
-async def test_a_subject_that_takes_no_messages_does_not_double_the_letters_of_others(node: Node) -> None:
+async def test_a_subject_that_takes_no_messages_does_not_double_the_letters_of_others(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await die(mq, "good", [b"a"], "no")
         await die(mq, "gone", [b"b"], "no")
@@ -151,5 +179,7 @@ async def test_a_subject_that_takes_no_messages_does_not_double_the_letters_of_o
 def test_letters_are_sent_with_the_time_at_which_each_was_created() -> None:
     columns, first = columns_of([letter(create_time_ms=2_000), letter(create_time_ms=1_000)], "g")
     assert (first, columns.create_deltas) == (1_000, [1_000, 0])
-    apart = [(number, letter(create_time_ms=created)) for number, created in enumerate((1, 1 << 40, 2))]
+    apart = [
+        (number, letter(create_time_ms=created)) for number, created in enumerate((1, 1 << 40, 2))
+    ]
     assert [[number for number, _ in part] for part in parts_of(apart)] == [[0, 2], [1]]

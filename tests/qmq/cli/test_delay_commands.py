@@ -58,8 +58,12 @@ def ms(text: str) -> int:
 # --- list ---------------------------------------------------------------------------------------------------------------
 
 
-def test_pending_messages_are_listed_with_what_is_needed_to_cancel_them(meta: FakeMeta, qmq: Command) -> None:
-    meta.answers["ListDelayed"] = pb.ListDelayedResponse(messages=[message(2), message(3, key=b"\x00", cron="0 9 * * *", zone="UTC")])
+def test_pending_messages_are_listed_with_what_is_needed_to_cancel_them(
+    meta: FakeMeta, qmq: Command
+) -> None:
+    meta.answers["ListDelayed"] = pb.ListDelayedResponse(
+        messages=[message(2), message(3, key=b"\x00", cron="0 9 * * *", zone="UTC")]
+    )
     first, second = qmq.json("delay", "list", "orders")
     assert first == {
         "due": DUE,
@@ -78,9 +82,13 @@ def test_pending_messages_are_listed_with_what_is_needed_to_cancel_them(meta: Fa
 
 
 @pytest.mark.parametrize("width", [80, 110, 200])
-def test_no_id_is_cut_in_a_list_however_narrow_it_is(meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_no_id_is_cut_in_a_list_however_narrow_it_is(
+    meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     monkeypatch.setattr(output.console, "width", width)
-    meta.answers["ListDelayed"] = pb.ListDelayedResponse(messages=[message(cron="0 9 * * *", zone="Europe/Warsaw", tags=[])])
+    meta.answers["ListDelayed"] = pb.ListDelayedResponse(
+        messages=[message(cron="0 9 * * *", zone="Europe/Warsaw", tags=[])]
+    )
     monkeypatch.setattr(output.console, "_force_terminal", True)
     lines = qmq.text("delay", "list").splitlines()
     assert any(ID in line for line in lines)
@@ -88,7 +96,9 @@ def test_no_id_is_cut_in_a_list_however_narrow_it_is(meta: FakeMeta, qmq: Comman
 
 
 def test_a_key_that_looks_like_markup_is_printed_unchanged(meta: FakeMeta, qmq: Command) -> None:
-    meta.answers["ListDelayed"] = pb.ListDelayedResponse(messages=[message(key=b"[/red]x", tags=["[bold]"])])
+    meta.answers["ListDelayed"] = pb.ListDelayedResponse(
+        messages=[message(key=b"[/red]x", tags=["[bold]"])]
+    )
     shown = qmq.text("delay", "list")
     assert "[/red]x" in shown
     assert "[bold]" in shown
@@ -126,8 +136,18 @@ def test_a_list_ends_at_its_limit_and_says_that_there_is_more(meta: FakeMeta, qm
         assert [each.after for each in meta.requests("ListDelayed")][:2] == ["", "5:x"]
 
 
-@pytest.mark.parametrize("words", [("--from", "tomorrow"), ("--to", "2026-11-21T09:30:00"), ("--from", "+2 hours"), ("--to", "+9999999d")])
-def test_an_invalid_time_is_an_error_before_any_request(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--from", "tomorrow"),
+        ("--to", "2026-11-21T09:30:00"),
+        ("--from", "+2 hours"),
+        ("--to", "+9999999d"),
+    ],
+)
+def test_an_invalid_time_is_an_error_before_any_request(
+    meta: FakeMeta, qmq: Command, words: tuple[str, ...]
+) -> None:
     status, said = qmq.error("delay", "list", "orders", *words)
     assert (status, "[E102]" in said) == (2, True)
     assert meta.asked == []
@@ -139,7 +159,12 @@ def test_an_invalid_time_is_an_error_before_any_request(meta: FakeMeta, qmq: Com
 def test_a_message_is_shown_with_all_there_is(meta: FakeMeta, qmq: Command) -> None:
     headers = [control.Header(name="who", value=b"me"), control.Header(name="raw", value=b"\xff")]
     meta.answers["ShowDelayed"] = message(
-        headers=headers, body="für".encode(), body_bytes=4, state="planned", cron="0 9 * * *", zone="Europe/Warsaw"
+        headers=headers,
+        body="für".encode(),
+        body_bytes=4,
+        state="planned",
+        cron="0 9 * * *",
+        zone="Europe/Warsaw",
     )
     assert qmq.json("delay", "show", ID) == {
         "id": ID,
@@ -166,7 +191,12 @@ def test_a_message_is_shown_with_all_there_is(meta: FakeMeta, qmq: Command) -> N
 def test_a_body_that_is_not_text_is_shown_in_base64(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["ShowDelayed"] = message(body=b"\xff\x00", body_bytes=2, key=b"", tags=[])
     found = qmq.json("delay", "show", ID)
-    assert (found["body"], found["body_base64"], found["key"], found["tags"]) == (None, "/wA=", None, [])
+    assert (found["body"], found["body_base64"], found["key"], found["tags"]) == (
+        None,
+        "/wA=",
+        None,
+        [],
+    )
     shown = qmq.text("delay", "show", ID)
     assert "base64:/wA=" in shown
     assert "tags" not in shown
@@ -187,11 +217,15 @@ def test_an_invalid_or_unknown_id_is_an_error(meta: FakeMeta, qmq: Command, verb
 
 def test_a_cancelled_message_is_shown_as_cancelled(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["CancelDelayed"] = message(state="cancelled")
-    assert qmq.json("delay", "cancel", ID) == [{"id": ID, "subject": "orders", "due": DUE, "cron": "", "state": "cancelled"}]
+    assert qmq.json("delay", "cancel", ID) == [
+        {"id": ID, "subject": "orders", "due": DUE, "cron": "", "state": "cancelled"}
+    ]
     assert [each.id for each in meta.requests("CancelDelayed")] == [ID]
 
 
-def test_a_dry_run_of_cancel_shows_the_message_and_changes_nothing(meta: FakeMeta, qmq: Command) -> None:
+def test_a_dry_run_of_cancel_shows_the_message_and_changes_nothing(
+    meta: FakeMeta, qmq: Command
+) -> None:
     meta.answers["ShowDelayed"] = message(cron="0 9 * * *")
     assert qmq.json("delay", "cancel", ID, "--dry-run") == [
         {"id": ID, "subject": "orders", "due": DUE, "cron": "0 9 * * *", "state": "pending"}
@@ -203,7 +237,9 @@ def test_a_dry_run_of_cancel_shows_the_message_and_changes_nothing(meta: FakeMet
 
 
 @pytest.mark.parametrize("state", ["planned", "delivered"])
-def test_a_dry_run_reports_too_late_like_the_real_one(meta: FakeMeta, qmq: Command, state: str) -> None:
+def test_a_dry_run_reports_too_late_like_the_real_one(
+    meta: FakeMeta, qmq: Command, state: str
+) -> None:
     meta.answers["ShowDelayed"] = message(state=state)
     meta.answers["CancelDelayed"] = meta.answers["MoveDelayed"] = TooLate(f"{ID} is {state}")
     for words in (("cancel", ID), ("move", ID, "--by", "1h")):
@@ -225,19 +261,34 @@ def test_a_dry_run_reports_too_late_like_the_real_one(meta: FakeMeta, qmq: Comma
         (("--by", "-1h"), NOW_MS + 4 * HOUR),
     ],
 )
-def test_a_message_is_moved_to_a_time_or_by_a_duration(meta: FakeMeta, qmq: Command, words: tuple[str, ...], due_ms: int) -> None:
+def test_a_message_is_moved_to_a_time_or_by_a_duration(
+    meta: FakeMeta, qmq: Command, words: tuple[str, ...], due_ms: int
+) -> None:
     meta.answers["ShowDelayed"] = message(due_ms=NOW_MS + 5 * HOUR)
     meta.answers["MoveDelayed"] = lambda request: message(due_ms=request.due_ms)
     planned = qmq.json("delay", "move", ID, *words, "--dry-run")
     assert meta.requests("MoveDelayed") == []
     moved = qmq.json("delay", "move", ID, *words)
-    assert moved == planned == [{"id": ID, "subject": "orders", "from": "2026-11-21T18:20:00.000+00:00", "to": moved[0]["to"]}]
+    assert (
+        moved
+        == planned
+        == [
+            {
+                "id": ID,
+                "subject": "orders",
+                "from": "2026-11-21T18:20:00.000+00:00",
+                "to": moved[0]["to"],
+            }
+        ]
+    )
     assert ms(moved[0]["to"]) == due_ms
     (request,) = meta.requests("MoveDelayed")
     assert (request.id, request.due_ms) == (ID, due_ms)
 
 
-@pytest.mark.parametrize("words", [(), ("--to", "+1h", "--by", "1h"), ("--by", "soon"), ("--to", "2026-11-22T09:00:00")])
+@pytest.mark.parametrize(
+    "words", [(), ("--to", "+1h", "--by", "1h"), ("--by", "soon"), ("--to", "2026-11-22T09:00:00")]
+)
 def test_a_move_says_one_time(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
     status, said = qmq.error("delay", "move", ID, *words)
     assert (status, "[E102]" in said) == (2, True)
@@ -245,7 +296,9 @@ def test_a_move_says_one_time(meta: FakeMeta, qmq: Command, words: tuple[str, ..
 
 
 @pytest.mark.parametrize("option", [(), ("--dry-run",)])
-def test_a_move_beyond_two_years_is_refused(meta: FakeMeta, qmq: Command, option: tuple[str, ...]) -> None:
+def test_a_move_beyond_two_years_is_refused(
+    meta: FakeMeta, qmq: Command, option: tuple[str, ...]
+) -> None:
     meta.answers["ShowDelayed"] = message()
     meta.answers["MoveDelayed"] = DelayTooLong("not asked")
     status, said = qmq.error("delay", "move", ID, "--to", "+800d", *option)
@@ -272,7 +325,10 @@ def description(group: str, *buckets: tuple[int, int], **fields: Any) -> pb.Dela
         "lateness_p50_ms": 250,
         "lateness_p99_ms": 490,
         "buckets": [
-            pb.DelayBucket(start_ms=THIS_HOUR + hours * HOUR, messages=pending + 1, pending=pending, **BUCKET) for hours, pending in buckets
+            pb.DelayBucket(
+                start_ms=THIS_HOUR + hours * HOUR, messages=pending + 1, pending=pending, **BUCKET
+            )
+            for hours, pending in buckets
         ],
     }
     return pb.DelayDescription(**(known | fields))
@@ -292,7 +348,11 @@ def test_stats_as_json_have_everything_that_the_groups_report(meta: FakeMeta, qm
     meta.answers["DescribeDelays"] = ALL
     found = qmq.json("delay", "stats")
     assert list(found) == ["time", "pending", "groups", "silent_groups", "histogram"]
-    assert (found["time"], found["pending"], found["silent_groups"]) == (DUE, 1554, {"d3": "delay group 'd3' has no master"})
+    assert (found["time"], found["pending"], found["silent_groups"]) == (
+        DUE,
+        1554,
+        {"d3": "delay group 'd3' has no master"},
+    )
     first, second = found["groups"]
     assert first.pop("buckets")[1] == {
         "from": "2026-11-21T13:00:00.000+00:00",
@@ -322,8 +382,15 @@ def test_stats_as_json_have_everything_that_the_groups_report(meta: FakeMeta, qm
         [{"subject": "gone", "waiting": 7, "reason": "[E105] there is no subject 'gone'"}],
     )
     bars = found["histogram"]
-    assert (bars["late"], bars["hours"][0]["pending"], len(bars["hours"]), len(bars["days"])) == (3, 1500, 24, 30)
-    assert sum(each["pending"] for name in ("hours", "days", "months") for each in bars[name]) == 1551
+    assert (bars["late"], bars["hours"][0]["pending"], len(bars["hours"]), len(bars["days"])) == (
+        3,
+        1500,
+        24,
+        30,
+    )
+    assert (
+        sum(each["pending"] for name in ("hours", "days", "months") for each in bars[name]) == 1551
+    )
 
 
 def test_stats_show_people_what_is_due_when_and_what_is_wrong(meta: FakeMeta, qmq: Command) -> None:
@@ -345,17 +412,30 @@ def test_stats_show_people_what_is_due_when_and_what_is_wrong(meta: FakeMeta, qm
         assert text in shown, text
 
 
-def test_no_number_of_the_stats_is_broken_on_a_narrow_terminal(meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_number_of_the_stats_is_broken_on_a_narrow_terminal(
+    meta: FakeMeta, qmq: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output.console, "width", 80)
-    large = description("d1", (0, 10_000_000), waiting=20_000, planned=20_000, delivered=600_000, wheel_messages=16_000_000)
+    large = description(
+        "d1",
+        (0, 10_000_000),
+        waiting=20_000,
+        planned=20_000,
+        delivered=600_000,
+        wheel_messages=16_000_000,
+    )
     meta.answers["DescribeDelays"] = meta_pb2.DescribeDelaysResponse(delays=[large])
     lines = qmq.text("delay", "stats").splitlines()
     (delivery,) = [line.split() for line in lines if line.split()[:2] == ["d1", "d1-a"]]
     assert delivery[2:] == ["10,000,000", "20,000", "20,000", "600,000", "250", "490"]
-    assert [line.split() for line in lines if "16,000,000" in line] == [["d1", "16,000,000", "3.0", "2026-11-21T14:20:00", "0"]]
+    assert [line.split() for line in lines if "16,000,000" in line] == [
+        ["d1", "16,000,000", "3.0", "2026-11-21T14:20:00", "0"]
+    ]
 
 
-def test_stats_without_messages_show_no_histogram_and_no_problems(meta: FakeMeta, qmq: Command) -> None:
+def test_stats_without_messages_show_no_histogram_and_no_problems(
+    meta: FakeMeta, qmq: Command
+) -> None:
     meta.answers["DescribeDelays"] = meta_pb2.DescribeDelaysResponse(delays=[description("d1")])
     shown = qmq.text("delay", "stats")
     assert "0 pending" in shown
@@ -365,7 +445,9 @@ def test_stats_without_messages_show_no_histogram_and_no_problems(meta: FakeMeta
 
 
 def test_without_a_delay_group_stats_say_how_to_start_one(meta: FakeMeta, qmq: Command) -> None:
-    meta.answers["DescribeDelays"] = NotConnected("there is no delay group: start one with `qmq delay`")
+    meta.answers["DescribeDelays"] = NotConnected(
+        "there is no delay group: start one with `qmq delay`"
+    )
     status, said = qmq.error("delay", "stats")
     assert (status, "start one with `qmq delay`" in said) == (3, True)
 

@@ -19,7 +19,9 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 
 def replica(name: str, role: str = "slave") -> pb.ReplicaDescription:
-    status = control.ReplicaStatus(replica=name, role=role, is_whole=True, is_serving=role == "master", epoch=3)
+    status = control.ReplicaStatus(
+        replica=name, role=role, is_whole=True, is_serving=role == "master", epoch=3
+    )
     return pb.ReplicaDescription(replica=name, is_present=True, status=status)
 
 
@@ -27,18 +29,38 @@ def cluster(*groups: pb.GroupDescription) -> pb.DescribeClusterResponse:
     return pb.DescribeClusterResponse(groups=groups, process=control.ProcessStatus(version="0.1.0"))
 
 
-def broker_group(name: str, *replicas: pb.ReplicaDescription, mode: str = "read-write") -> pb.GroupDescription:
+def broker_group(
+    name: str, *replicas: pb.ReplicaDescription, mode: str = "read-write"
+) -> pb.GroupDescription:
     found = replicas or (replica("a", "master"), replica("b"), replica("c"))
     master = next((each.replica for each in found if each.status.role == "master"), "")
     health = mode if master else "offline"
     voters = [each.replica for each in found]
-    return pb.GroupDescription(broker_group=name, health=health, mode=mode, master=master, epoch=3, voters=voters, replicas=found)
+    return pb.GroupDescription(
+        broker_group=name,
+        health=health,
+        mode=mode,
+        master=master,
+        epoch=3,
+        voters=voters,
+        replicas=found,
+    )
 
 
 def consumed(lag_ms: int) -> control.DescribeGroupsResponse:
     held = control.Consumer(name="c1", unacked=1)
     return control.DescribeGroupsResponse(
-        groups=[control.Group(subject="s", group="g", broker_group="g1", next_sequence=5, waiting=5, lag_ms=lag_ms, consumers=[held])]
+        groups=[
+            control.Group(
+                subject="s",
+                group="g",
+                broker_group="g1",
+                next_sequence=5,
+                waiting=5,
+                lag_ms=lag_ms,
+                consumers=[held],
+            )
+        ]
     )
 
 
@@ -48,7 +70,9 @@ def well(meta: FakeMeta) -> FakeMeta:
     queue = control.Queue(subject="s", broker_group="g1", next_sequence=10)
     meta.answers |= {
         "DescribeCluster": cluster(broker_group("g1")),
-        "ListSubjects": pb.ListSubjectsResponse(subjects=[pb.SubjectDescription(settings=settings("s", ""), queues=[queue])]),
+        "ListSubjects": pb.ListSubjectsResponse(
+            subjects=[pb.SubjectDescription(settings=settings("s", ""), queues=[queue])]
+        ),
         "DescribeGroups": consumed(0),
         "DescribeDeadLetters": pb.DescribeDeadLettersResponse(),
         "ListPauses": pb.ListPausesResponse(),
@@ -59,7 +83,10 @@ def well(meta: FakeMeta) -> FakeMeta:
 def test_all_is_well_is_one_line_and_status_zero(well: FakeMeta, qmq: Command) -> None:
     done = qmq("doctor", "--interval", "0")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout == "nothing unusual in 1 metaserver, 1 broker group, 1 subject, 1 consumer group\n"
+    assert (
+        done.stdout
+        == "nothing unusual in 1 metaserver, 1 broker group, 1 subject, 1 consumer group\n"
+    )
     assert len(well.requests("ListSubjects")) == 1
 
 
@@ -68,7 +95,9 @@ def test_doctor_looks_twice_by_default(well: FakeMeta, qmq: Command) -> None:
     assert len(well.requests("ListSubjects")) == 2
 
 
-def test_a_warning_says_why_and_what_to_do_and_has_status_four(well: FakeMeta, qmq: Command) -> None:
+def test_a_warning_says_why_and_what_to_do_and_has_status_four(
+    well: FakeMeta, qmq: Command
+) -> None:
     well.answers["DescribeGroups"] = consumed(400_000)
     done = qmq("doctor", "--interval", "0")
     assert done.exit_code == 4
@@ -95,7 +124,9 @@ def test_a_notice_alone_has_status_zero(well: FakeMeta, qmq: Command) -> None:
 
 def test_something_critical_has_status_five_and_comes_first(well: FakeMeta, qmq: Command) -> None:
     well.answers["DescribeGroups"] = consumed(400_000)
-    well.answers["DescribeCluster"] = cluster(broker_group("g1", replica("a"), replica("b")), broker_group("g2"))
+    well.answers["DescribeCluster"] = cluster(
+        broker_group("g1", replica("a"), replica("b")), broker_group("g2")
+    )
     done = qmq("doctor", "--interval", "0")
     assert done.exit_code == 5
     assert done.stdout.startswith("critical  broker group g1: has no master")
@@ -120,12 +151,18 @@ def test_an_unanswered_request_is_a_finding_and_not_a_failure(well: FakeMeta, qm
     assert done.stdout.splitlines()[-1].endswith("; not everything answered")
 
 
-def test_without_the_right_to_describe_the_cluster_the_rest_is_shown(well: FakeMeta, qmq: Command) -> None:
+def test_without_the_right_to_describe_the_cluster_the_rest_is_shown(
+    well: FakeMeta, qmq: Command
+) -> None:
     well.answers["DescribeCluster"] = AccessDenied("op:bob may not describe the cluster")
     done = qmq("doctor", "--interval", "0", "--json")
     assert done.exit_code == 4
     (found,) = json.loads(done.stdout)["findings"]
-    assert (found["code"], found["about"], found["command"]) == ("not-answered", "cluster", "qmq whoami")
+    assert (found["code"], found["about"], found["command"]) == (
+        "not-answered",
+        "cluster",
+        "qmq whoami",
+    )
     assert found["what"] == "no answer: op:bob may not describe the cluster"
 
 
@@ -137,7 +174,9 @@ def test_without_a_metaserver_the_status_is_three() -> None:
 
 def test_a_narrow_terminal_breaks_between_words_and_never_a_command() -> None:
     command = "qmq subject place a-subject-with-a-long-name --groups group-1,group-2"
-    kind = FindingKind("code", "warning", "a group is behind", "Why it matters to those who read it here.")
+    kind = FindingKind(
+        "code", "warning", "a group is behind", "Why it matters to those who read it here."
+    )
     found = Finding(kind, Severity.WARNING, "group g", "is behind: 5 messages", command)
     lines = [each.plain for each in paragraph(found, 40)]
     assert lines == [

@@ -16,7 +16,9 @@ WIDTH = 80
 
 
 def help_of(command: Any, name: str) -> str:
-    return str(command.get_help(command.context_class(command, info_name=name, terminal_width=WIDTH)))
+    return str(
+        command.get_help(command.context_class(command, info_name=name, terminal_width=WIDTH))
+    )
 
 
 @pytest.mark.parametrize("name", [name for name, _ in commands(COMMAND)])

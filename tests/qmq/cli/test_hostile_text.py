@@ -24,7 +24,9 @@ from qmq.proto.v1 import control_pb2 as control
 from qmq.proto.v1 import meta_pb2 as pb
 from qmq.text import visible
 
-CONTROLS = {chr(each) for each in range(0x20) if chr(each) not in "\n\t"} | set("\x85\x9b\u2028\u202e\u2066\u200b\ufeff\U000e0041")
+CONTROLS = {chr(each) for each in range(0x20) if chr(each) not in "\n\t"} | set(
+    "\x85\x9b\u2028\u202e\u2066\u200b\ufeff\U000e0041"
+)
 HARMLESS = "\\x1b]52;c;cm0gLXJmIH4=\\x07\\x1b[31mred"
 
 
@@ -47,13 +49,21 @@ def test_control_and_format_characters_become_escapes(text: str, shown: str) -> 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("text", hostile.TEXTS, ids=range(len(hostile.TEXTS)))
-def test_reasons_clients_and_keys_of_others_are_printed_harmlessly(meta: FakeMeta, qmq: Command, text: str) -> None:
+def test_reasons_clients_and_keys_of_others_are_printed_harmlessly(
+    meta: FakeMeta, qmq: Command, text: str
+) -> None:
     pause = pb.Pause(kind="group", subject="*", group="g", reason=text)
     meta.answers["ListPauses"] = pb.ListPausesResponse(pauses=[pause])
-    meta.answers["ListSubjects"] = pb.ListSubjectsResponse(subjects=[pb.SubjectDescription(settings=settings("s", ""))])
+    meta.answers["ListSubjects"] = pb.ListSubjectsResponse(
+        subjects=[pb.SubjectDescription(settings=settings("s", ""))]
+    )
     consumer = control.Consumer(name="c", client=text)
-    meta.answers["DescribeGroups"] = control.DescribeGroupsResponse(groups=[control.Group(subject="s", group="g", consumers=[consumer])])
-    meta.answers["DescribeParked"] = control.DescribeParkedResponse(keys=[control.ParkedKey(partition=1, key=text.encode(), messages=1)])
+    meta.answers["DescribeGroups"] = control.DescribeGroupsResponse(
+        groups=[control.Group(subject="s", group="g", consumers=[consumer])]
+    )
+    meta.answers["DescribeParked"] = control.DescribeParkedResponse(
+        keys=[control.ParkedKey(partition=1, key=text.encode(), messages=1)]
+    )
     for words in (("pause", "list"), ("group", "show", "s", "g"), ("dlq", "list", "s", "g")):
         assert not CONTROLS & set(qmq.text(*words)), words
     assert qmq.json("group", "show", "s", "g")[0]["consumers"][0]["client"] == text
@@ -63,7 +73,9 @@ def test_reasons_clients_and_keys_of_others_are_printed_harmlessly(meta: FakeMet
 @pytest.mark.sampled
 @pytest.mark.parametrize("text", hostile.TEXTS, ids=range(len(hostile.TEXTS)))
 def test_an_error_s_text_is_printed_harmlessly(meta: FakeMeta, qmq: Command, text: str) -> None:
-    meta.answers["ListSubjects"] = InvalidArgument(text.replace("\0", ""))  # gRPC's trailers carry no NUL
+    meta.answers["ListSubjects"] = InvalidArgument(
+        text.replace("\0", "")
+    )  # gRPC's trailers carry no NUL
     assert not CONTROLS & set(qmq.error("subject", "list")[1])
 
 

@@ -89,7 +89,10 @@ def page_of(shapes: Mapping[str, Shape]) -> str:
     names: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for name, shape in sorted(shapes.items()):
         names[shape.kind, tuple(shape.fields)].append(name)
-    return HEAD + "".join(f"| {in_code(same)} | {kind} | {in_code(fields)} |\n" for (kind, fields), same in names.items())
+    return HEAD + "".join(
+        f"| {in_code(same)} | {kind} | {in_code(fields)} |\n"
+        for (kind, fields), same in names.items()
+    )
 
 
 def in_code(words: Iterable[str]) -> str:
@@ -97,7 +100,11 @@ def in_code(words: Iterable[str]) -> str:
 
 
 def test_the_fields_of_every_command_with_json_are_documented() -> None:
-    with_json = {name for name, each in commands(get_command(app)) if "as_json" in [parameter.name for parameter in each.params]}
+    with_json = {
+        name
+        for name, each in commands(get_command(app))
+        if "as_json" in [parameter.name for parameter in each.params]
+    }
     found = documented()
     assert found.keys() == with_json
     assert [name for name, shape in found.items() if not shape.fields] == []
@@ -111,12 +118,21 @@ class Walk:
     def __init__(self, folder: Path, address: str) -> None:
         self.folder, self.address = folder, address
         self.shapes: dict[str, Shape] = {}
-        home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_STATE_HOME": str(folder), "COLUMNS": "80"}
+        home = {
+            "HOME": str(folder),
+            "XDG_CONFIG_HOME": str(folder),
+            "XDG_STATE_HOME": str(folder),
+            "COLUMNS": "80",
+        }
         self._environment = {**home, "QMQ_SERVER": address}
 
-    def __call__(self, name: str, *words: str, data: bytes = b"", codes: tuple[int, ...] = (0,)) -> Any:
+    def __call__(
+        self, name: str, *words: str, data: bytes = b"", codes: tuple[int, ...] = (0,)
+    ) -> Any:
         """Run `qmq NAME WORDS --json` and return its output."""
-        done = CliRunner().invoke(app, [*name.split(), *words, "--json"], input=data, env=self._environment)
+        done = CliRunner().invoke(
+            app, [*name.split(), *words, "--json"], input=data, env=self._environment
+        )
         assert done.exit_code in codes, (name, words, done.output, done.exception)
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         lines = name in ("browse", "consume", "top")
@@ -158,7 +174,9 @@ def subjects_and_messages(say: Walk, data: Path) -> None:
         say(name, "orders", message["id"])
     say("subject alter", "orders", "--retention-hours", "24")
     say("subject flush", "orders", "--flush", "default")
-    (say.folder / "schema.json").write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    (say.folder / "schema.json").write_text(
+        '{"type": "object", "properties": {"id": {"type": "integer"}}}'
+    )
     say("subject schema set", "orders", "--json-schema", str(say.folder / "schema.json"))
     for name in ("subject schema list", "subject schema show", "subject schema delete"):
         say(name, "orders")
@@ -189,7 +207,10 @@ def delays(say: Walk) -> None:
 
 def dead_letters(say: Walk) -> None:
     say("produce", "payments", data=b"1\n2\n3\n")
-    with qmq.blocking.connect(say.address) as mq, mq.consumer("payments", "ledger", ack="explicit") as consumer:
+    with (
+        qmq.blocking.connect(say.address) as mq,
+        mq.consumer("payments", "ledger", ack="explicit") as consumer,
+    ):
         for message in consumer.pull(3):
             message.reject("broken")
     while sum(each["waiting"] for each in say("dlq list")) < 3:
@@ -201,7 +222,16 @@ def dead_letters(say: Walk) -> None:
 
 
 def ordered(say: Walk) -> None:
-    say("subject create", "accounts", "--order", "strict", "--logical-partitions", "64", "--partitions", "1")
+    say(
+        "subject create",
+        "accounts",
+        "--order",
+        "strict",
+        "--logical-partitions",
+        "64",
+        "--partitions",
+        "1",
+    )
     say("produce", "accounts", "--key", "k", data=b"1\n")
     say("consume", "accounts", "-g", "audit", "-n", "1")
     say("route split", "accounts", "1", "--at", "32", "--no-wait")
@@ -248,7 +278,11 @@ def operation(say: Walk, metrics: str) -> None:
         say("context list")
         say(name, "here")
     say("cert ca", "--folder", str(say.folder / "pki"))
-    for name, *words in (("cert server", "b0", "--host", "localhost"), ("cert client", "me"), ("cert cluster", "--meta", "m0=localhost")):
+    for name, *words in (
+        ("cert server", "b0", "--host", "localhost"),
+        ("cert client", "me"),
+        ("cert cluster", "--meta", "m0=localhost"),
+    ):
         say(name, *words, "--folder", str(say.folder / "pki"))
 
 
@@ -270,5 +304,7 @@ def test_every_command_prints_the_fields_of_the_page(tmp_path: Path) -> None:
     if os.environ.get("QMQ_WRITE_JSON_FIELDS"):
         PAGE.write_text(page_of(found | new))
         return
-    assert not new, "run this test with QMQ_WRITE_JSON_FIELDS=1, and look at what changed in docs/reference/json.md"
+    assert not new, (
+        "run this test with QMQ_WRITE_JSON_FIELDS=1, and look at what changed in docs/reference/json.md"
+    )
     assert found.keys() - say.shapes.keys() == NOT_RUN.keys()

@@ -61,30 +61,46 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     node.start()
     try:
         with qmq.blocking.connect(node.address) as mq:
-            mq.metadata.create_subject(SubjectConfig("flights", order=Order.STRICT, logical_partitions=16))
+            mq.metadata.create_subject(
+                SubjectConfig("flights", order=Order.STRICT, logical_partitions=16)
+            )
             mq.send("flights", b"", key="k")
             mq.send("orders", b"")
         for subject in ("flights", "orders"):
             words = ("consume", subject, "-g", "billing", "-n", "1")
-            assert cli_process.run(words, {**os.environ, "QMQ_SERVER": node.address}).returncode == 0
+            assert (
+                cli_process.run(words, {**os.environ, "QMQ_SERVER": node.address}).returncode == 0
+            )
         yield node
     finally:
         node.kill()
 
 
 @pytest.mark.parametrize("words", [*WRONG_SUBJECT, *WRONG_GROUP], ids=" ".join)
-def test_a_misspelt_name_is_answered_with_the_nearest_one(shop: NodeProcess, words: tuple[str, ...]) -> None:
+def test_a_misspelt_name_is_answered_with_the_nearest_one(
+    shop: NodeProcess, words: tuple[str, ...]
+) -> None:
     wrong, right = ("order", "orders") if "order" in words else ("biling", "billing")
     done = cli_process.run(words, {**os.environ, "QMQ_SERVER": shop.address})
     again = " ".join(["qmq", *[right if word == wrong else word for word in words]])
-    assert (done.returncode, done.stderr.decode().splitlines()[1:]) == (2, [f"did you mean {right!r}? try: {again}"]), done
+    assert (done.returncode, done.stderr.decode().splitlines()[1:]) == (
+        2,
+        [f"did you mean {right!r}? try: {again}"],
+    ), done
     with qmq.blocking.connect(shop.address) as mq:
-        assert [each.settings.name for each in mq.metadata.list_subjects()] == ["flights", "orders"], "and nothing was created"
+        assert [each.settings.name for each in mq.metadata.list_subjects()] == [
+            "flights",
+            "orders",
+        ], "and nothing was created"
 
 
 def test_a_name_that_resembles_no_other_gets_no_suggestion(shop: NodeProcess) -> None:
     done = cli_process.run(("browse", "xylophone"), {**os.environ, "QMQ_SERVER": shop.address})
-    assert (done.returncode, done.stderr.decode().count("\n"), b"did you mean" in done.stderr) == (2, 1, False)
+    assert (done.returncode, done.stderr.decode().count("\n"), b"did you mean" in done.stderr) == (
+        2,
+        1,
+        False,
+    )
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=6)), st.text("abc", min_size=1, max_size=6))
@@ -94,6 +110,9 @@ def test_a_guess_is_a_name_that_exists_and_another_one(known: list[str], wrong: 
 
 
 def test_the_corrected_command_is_one_for_a_shell() -> None:
-    assert corrected(["browse", "order", "--grep", "a b"], "order", "orders") == "qmq browse orders --grep 'a b'"
+    assert (
+        corrected(["browse", "order", "--grep", "a b"], "order", "orders")
+        == "qmq browse orders --grep 'a b'"
+    )
     assert corrected(["browse", "--x=order"], "order", "orders") == ""
     assert nearest("ORDERS", ["orders", "bills"]) == "orders"

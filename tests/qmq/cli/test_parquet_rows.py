@@ -32,16 +32,26 @@ def test_only_the_body_must_be_there(tmp_path: Path, count: int) -> None:
         assert row_count(path) == 2
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_binary(), pa.binary(3), pa.dictionary(pa.int32(), pa.binary())], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_binary(), pa.binary(3), pa.dictionary(pa.int32(), pa.binary())],
+    ids=str,
+)
 def test_a_body_may_have_any_type_of_bytes(tmp_path: Path, kind: pa.DataType) -> None:
     path = tmp_path / "some.parquet"
     pq.write_table(pa.table({"body": BODIES.cast(kind)}), path)
     assert [each.body for each in parquet_records(path, 0)] == [b"one", b"two"]
 
 
-@pytest.mark.parametrize("values", [[1.5, 2.5], [[b"a"], [b"b"]], [{"a": b"b"}, {"a": b"c"}]], ids=["numbers", "lists", "structs"])
+@pytest.mark.parametrize(
+    "values",
+    [[1.5, 2.5], [[b"a"], [b"b"]], [{"a": b"b"}, {"a": b"c"}]],
+    ids=["numbers", "lists", "structs"],
+)
 @pytest.mark.parametrize("name", ["body", "key"])
-def test_a_column_that_is_no_bytes_is_refused(tmp_path: Path, name: str, values: list[object]) -> None:
+def test_a_column_that_is_no_bytes_is_refused(
+    tmp_path: Path, name: str, values: list[object]
+) -> None:
     path = tmp_path / "some.parquet"
     pq.write_table(pa.table({"body": BODIES} | {name: pa.array(values)}), path)
     with pytest.raises(InvalidArgument):

@@ -11,13 +11,24 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 SILENT = {"g2": "no master just now"}
 QUEUE = control.Queue(subject="s", broker_group="g1", next_sequence=3)
-SUBJECTS = pb.ListSubjectsResponse(subjects=[pb.SubjectDescription(settings=settings("s", ""), queues=[QUEUE])], silent=SILENT)
+SUBJECTS = pb.ListSubjectsResponse(
+    subjects=[pb.SubjectDescription(settings=settings("s", ""), queues=[QUEUE])], silent=SILENT
+)
 
 
 @pytest.mark.parametrize(
-    "words", [("subject", "list"), ("subject", "show", "s"), ("group", "list"), ("group", "show", "s", "g"), ("dlq", "list")]
+    "words",
+    [
+        ("subject", "list"),
+        ("subject", "show", "s"),
+        ("group", "list"),
+        ("group", "show", "s", "g"),
+        ("dlq", "list"),
+    ],
 )
-def test_a_partial_answer_is_marked_and_not_a_failure(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
+def test_a_partial_answer_is_marked_and_not_a_failure(
+    meta: FakeMeta, qmq: Command, words: tuple[str, ...]
+) -> None:
     meta.answers["ListSubjects"] = SUBJECTS
     meta.answers["DescribeGroups"] = control.DescribeGroupsResponse(
         groups=[control.Group(subject="s", group="g", broker_group="g1")], silent=SILENT
@@ -33,20 +44,28 @@ def test_a_partial_answer_is_marked_and_not_a_failure(meta: FakeMeta, qmq: Comma
 
 
 def test_an_ordered_group_names_the_missing_consumers(meta: FakeMeta, qmq: Command) -> None:
-    meta.answers["ListSubjects"] = pb.ListSubjectsResponse(subjects=[pb.SubjectDescription(settings=settings())])
-    meta.answers["DescribeRoute"] = described(groups=[pb.OrderedGroup(group="g", version=1)], silent_groups=["g2"])
+    meta.answers["ListSubjects"] = pb.ListSubjectsResponse(
+        subjects=[pb.SubjectDescription(settings=settings())]
+    )
+    meta.answers["DescribeRoute"] = described(
+        groups=[pb.OrderedGroup(group="g", version=1)], silent_groups=["g2"]
+    )
     done = qmq("group", "show", "orders", "g")
     assert (done.exit_code, "partial: broker group g2 is missing" in done.stderr) == (0, True)
     assert qmq.json("group", "show", "orders", "g")["silent_groups"] == ["g2"]
 
 
-def test_delayed_messages_are_listed_without_a_lost_delay_group(meta: FakeMeta, qmq: Command) -> None:
+def test_delayed_messages_are_listed_without_a_lost_delay_group(
+    meta: FakeMeta, qmq: Command
+) -> None:
     meta.answers["ListDelayed"] = delay.ListDelayedResponse(silent={"d2": "no master just now"})
     done = qmq("delay", "list")
     assert (done.exit_code, "partial: broker group d2 is missing" in done.stderr) == (0, True)
 
 
-def test_a_parked_key_is_not_replayed_while_an_older_part_may_be_away(meta: FakeMeta, qmq: Command) -> None:
+def test_a_parked_key_is_not_replayed_while_an_older_part_may_be_away(
+    meta: FakeMeta, qmq: Command
+) -> None:
     key = control.ParkedKey(partition=2, key=b"k", messages=1)
     meta.answers["DescribeParked"] = control.DescribeParkedResponse(keys=[key], silent=SILENT)
     code, said = qmq.error("dlq", "replay", "orders", "g", "k")
@@ -55,11 +74,17 @@ def test_a_parked_key_is_not_replayed_while_an_older_part_may_be_away(meta: Fake
 
 
 def test_draining_a_lost_broker_group_says_what_will_happen(meta: FakeMeta, qmq: Command) -> None:
-    meta.answers["ListSubjects"] = pb.ListSubjectsResponse(subjects=[pb.SubjectDescription(settings=settings())], silent=SILENT)
-    meta.answers["DescribeRoute"] = described(places=(place(1, 0, 1024, "g2"),), silent_groups=["g2"])
+    meta.answers["ListSubjects"] = pb.ListSubjectsResponse(
+        subjects=[pb.SubjectDescription(settings=settings())], silent=SILENT
+    )
+    meta.answers["DescribeRoute"] = described(
+        places=(place(1, 0, 1024, "g2"),), silent_groups=["g2"]
+    )
     meta.answers["DescribeCluster"] = pb.DescribeClusterResponse(
         groups=[
-            pb.GroupDescription(broker_group="g1", health="read-write", mode="read-write", master="a"),
+            pb.GroupDescription(
+                broker_group="g1", health="read-write", mode="read-write", master="a"
+            ),
             pb.GroupDescription(broker_group="g2", health="offline", mode="read-write"),
         ]
     )
@@ -73,8 +98,12 @@ def test_draining_a_lost_broker_group_says_what_will_happen(meta: FakeMeta, qmq:
 
 def test_a_group_is_deleted_once_its_name_is_typed_again(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["DeleteGroup"] = control.DeleteGroupResponse(queues=2)
-    meta.answers["DescribeParked"] = control.DescribeParkedResponse(keys=[control.ParkedKey(key=b"k"), control.ParkedKey(key=b"l")])
+    meta.answers["DescribeParked"] = control.DescribeParkedResponse(
+        keys=[control.ParkedKey(key=b"k"), control.ParkedKey(key=b"l")]
+    )
     code, said = qmq.error("group", "delete", "s", "g")
     assert "type g to delete it with its 2 parked keys" in said
     assert (code, meta.requests("DeleteGroup")) == (1, [])
-    assert qmq.json("group", "delete", "s", "g", "--yes") == [{"subject": "s", "group": "g", "queues": 2}]
+    assert qmq.json("group", "delete", "s", "g", "--yes") == [
+        {"subject": "s", "group": "g", "queues": 2}
+    ]

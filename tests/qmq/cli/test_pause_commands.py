@@ -17,7 +17,10 @@ from qmq.proto.v1 import meta_pb2 as pb
 WHOM = [
     (("group", "orders", "billing"), {"kind": "group", "subject": "orders", "group": "billing"}),
     (("group", "*", "billing"), {"kind": "group", "subject": "*", "group": "billing"}),
-    (("consumer", "orders", "billing", "c1"), {"kind": "consumer", "subject": "orders", "group": "billing", "name": "c1"}),
+    (
+        ("consumer", "orders", "billing", "c1"),
+        {"kind": "consumer", "subject": "orders", "group": "billing", "name": "c1"},
+    ),
     (("client", "box-7"), {"kind": "client", "name": "box-7"}),
 ]
 IDS = [" ".join(words) for words, _ in WHOM]
@@ -42,7 +45,13 @@ def test_pausing_reports_the_state_before_and_after(
 
 def test_the_list_says_who_is_paused_since_when_and_why(meta: FakeMeta, qmq: Command) -> None:
     pauses = [
-        pb.Pause(kind="group", subject="*", group="billing", since_ms=1_790_000_000_000, reason="[bold]release[/bold]"),
+        pb.Pause(
+            kind="group",
+            subject="*",
+            group="billing",
+            since_ms=1_790_000_000_000,
+            reason="[bold]release[/bold]",
+        ),
         pb.Pause(kind="client", name="box-7", since_ms=1_790_000_000_001),
     ]
     meta.answers["ListPauses"] = pb.ListPausesResponse(pauses=pauses)
@@ -61,12 +70,20 @@ def test_the_list_says_who_is_paused_since_when_and_why(meta: FakeMeta, qmq: Com
 
 def test_what_the_metaserver_refuses_is_an_error(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["SetPause"] = UnknownSubject("there is no subject 'orders'")
-    assert qmq.error("pause", "group", "orders", "billing") == (2, "error: [E105] there is no subject 'orders' ")
+    assert qmq.error("pause", "group", "orders", "billing") == (
+        2,
+        "error: [E105] there is no subject 'orders' ",
+    )
 
 
 # --- settings of groups -------------------------------------------------------------------------------------------------
 
-HOLDS = pb.DescribeGroupSettingsResponse(attempts_max=3, retry_delays_ms=[1_000, 90_000, 3_600_000], attempts_from="orders", delays_from="")
+HOLDS = pb.DescribeGroupSettingsResponse(
+    attempts_max=3,
+    retry_delays_ms=[1_000, 90_000, 3_600_000],
+    attempts_from="orders",
+    delays_from="",
+)
 
 
 def test_only_the_named_settings_change(meta: FakeMeta, qmq: Command) -> None:
@@ -76,7 +93,9 @@ def test_only_the_named_settings_change(meta: FakeMeta, qmq: Command) -> None:
     qmq.text("group", "set", "orders", "billing", "--default")
     assert meta.requests("SetGroupSettings") == [
         pb.SetGroupSettingsRequest(subject="orders", group="billing", attempts_max=0),
-        pb.SetGroupSettingsRequest(subject="*", group="billing", retry_delays_ms=[1_000, 90_000, 3_600_000]),
+        pb.SetGroupSettingsRequest(
+            subject="*", group="billing", retry_delays_ms=[1_000, 90_000, 3_600_000]
+        ),
         pb.SetGroupSettingsRequest(subject="orders", group="billing", clears=True),
     ]
 
@@ -84,7 +103,12 @@ def test_only_the_named_settings_change(meta: FakeMeta, qmq: Command) -> None:
 def test_settings_are_shown_with_where_each_is_from(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["DescribeGroupSettings"] = HOLDS
     assert qmq.json("group", "settings", "orders", "billing") == [
-        {"attempts_max": 3, "retry_delays_ms": [1_000, 90_000, 3_600_000], "attempts_from": "orders", "delays_from": ""}
+        {
+            "attempts_max": 3,
+            "retry_delays_ms": [1_000, 90_000, 3_600_000],
+            "attempts_from": "orders",
+            "delays_from": "",
+        }
     ]
     shown = " ".join(qmq.text("group", "settings", "orders", "billing").split())
     assert "attempts_max 3 orders" in shown
@@ -105,14 +129,21 @@ def test_settings_are_shown_with_where_each_is_from(meta: FakeMeta, qmq: Command
     ],
     ids=" ".join,
 )
-def test_settings_that_make_no_sense_are_refused_before_anybody_is_asked(meta: FakeMeta, qmq: Command, words: tuple[str, ...]) -> None:
+def test_settings_that_make_no_sense_are_refused_before_anybody_is_asked(
+    meta: FakeMeta, qmq: Command, words: tuple[str, ...]
+) -> None:
     assert qmq.error("group", "set", "orders", "billing", *words)[0] == 2
     assert meta.requests("SetGroupSettings") == []
 
 
 def test_groups_and_consumers_are_shown_as_paused(meta: FakeMeta, qmq: Command) -> None:
-    consumers = [control.Consumer(name="c1", unacked=2, client="box-7", is_paused=True), control.Consumer(name="c2", client="box-8")]
-    group = control.Group(subject="s", broker_group="g1", group="billing", is_paused=True, consumers=consumers)
+    consumers = [
+        control.Consumer(name="c1", unacked=2, client="box-7", is_paused=True),
+        control.Consumer(name="c2", client="box-8"),
+    ]
+    group = control.Group(
+        subject="s", broker_group="g1", group="billing", is_paused=True, consumers=consumers
+    )
     meta.answers["DescribeGroups"] = control.DescribeGroupsResponse(groups=[group])
     meta.answers["ListSubjects"] = pb.ListSubjectsResponse()
     assert qmq.json("group", "list")[0]["is_paused"] is True
@@ -129,7 +160,11 @@ def test_groups_and_consumers_are_shown_as_paused(meta: FakeMeta, qmq: Command) 
 
 
 def test_delays_are_read_as_they_are_written() -> None:
-    for delays in ((1_000,), (0, 1, 999, 1_000, 60_000, 90_000, 3_600_000), GroupSettings().retry_delays_ms):
+    for delays in (
+        (1_000,),
+        (0, 1, 999, 1_000, 60_000, 90_000, 3_600_000),
+        GroupSettings().retry_delays_ms,
+    ):
         assert parse_delays(delays_text(delays)) == delays
     assert parse_duration(delays_text([90_000])) == timedelta(seconds=90)
     assert retries_of(ATTEMPTS_MAX, RETRY_DELAYS) == GroupSettings()

@@ -17,7 +17,15 @@ from support import node_config, running
 import qmq
 from qmq.cli.transfer.loading import LoadJournal, LoadState, RecordLoader
 from qmq.cli.transfer.message_source import TransferRecord, record_of
-from qmq.cli.transfer.records import LINE_BYTES_MAX, FileSource, RecordForm, bounded_lines, count_of, json_line, record_of_line
+from qmq.cli.transfer.records import (
+    LINE_BYTES_MAX,
+    FileSource,
+    RecordForm,
+    bounded_lines,
+    count_of,
+    json_line,
+    record_of_line,
+)
 from qmq.errors import InvalidArgument
 from qmq.limits import KEY_BYTES_MAX, LONG_BODY_BYTES_MAX
 from qmq.model import MessageId, Order, SubjectConfig
@@ -35,7 +43,9 @@ class Broken(Exception):
 class ListSource:
     """Records of a list, from a place on; it breaks before a place."""
 
-    def __init__(self, skip: int, breaks_at: int | None = None, *, records: list[TransferRecord] = RECORDS) -> None:
+    def __init__(
+        self, skip: int, breaks_at: int | None = None, *, records: list[TransferRecord] = RECORDS
+    ) -> None:
         self._count, self._breaks_at, self._records = skip, breaks_at, records
 
     async def records(self) -> AsyncIterator[TransferRecord]:
@@ -57,7 +67,9 @@ class SilentJournal(LoadJournal):
             super().save(state)
 
 
-async def attempt(mq: qmq.Client, path: Path, breaks_at: int | None, journal: type[LoadJournal], note_s: float) -> RecordLoader:
+async def attempt(
+    mq: qmq.Client, path: Path, breaks_at: int | None, journal: type[LoadJournal], note_s: float
+) -> RecordLoader:
     held = journal(path, LOAD)
     try:
         loader = RecordLoader(mq, "s", held, note_s=note_s)
@@ -79,7 +91,9 @@ async def test_records_are_stored_once_whatever_attempts_end_with(
     node: Node, tmp_path: Path, order: Order, journal: type[LoadJournal]
 ) -> None:
     async with qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(SubjectConfig("s", order=order, logical_partitions=16 if order.value else 0))
+        await mq.metadata.create_subject(
+            SubjectConfig("s", order=order, logical_partitions=16 if order.value else 0)
+        )
         for at in (0, 40, 41, 100):
             await attempt(mq, tmp_path / "state", at, journal, note_s=0.0)
             if at == 41 and order.value:
@@ -88,7 +102,9 @@ async def test_records_are_stored_once_whatever_attempts_end_with(
         last = await attempt(mq, tmp_path / "state", None, journal, note_s=0.0)
         assert last.sent <= 20
         stored = [message async for message in mq.browse("s") if message.body != b"of another"]
-        assert Counter(message.body for message in stored) == Counter(record.body for record in RECORDS)
+        assert Counter(message.body for message in stored) == Counter(
+            record.body for record in RECORDS
+        )
         for key in (b"k0", b"k1", b"k2"):
             bodies = [message.body for message in stored if message.key_bytes == key]
             assert not order.value or bodies == sorted(bodies), "each key's are in order"
@@ -138,16 +154,28 @@ def test_two_processes_do_not_share_a_state_file(tmp_path: Path) -> None:
 RECORD = st.builds(
     TransferRecord,
     st.binary(max_size=40),
-    st.none() | st.binary(min_size=1, max_size=10) | st.text(min_size=1, max_size=5).map(str.encode),
+    st.none()
+    | st.binary(min_size=1, max_size=10)
+    | st.text(min_size=1, max_size=5).map(str.encode),
     st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
-    st.dictionaries(st.text(min_size=1, max_size=5), st.binary(max_size=5) | st.just(b"hex:00"), max_size=3),
+    st.dictionaries(
+        st.text(min_size=1, max_size=5), st.binary(max_size=5) | st.just(b"hex:00"), max_size=3
+    ),
     st.none() | st.integers(0, 1 << 45),
-    st.none() | st.builds(MessageId, st.integers(0, (1 << 64) - 1), st.integers(0, (1 << 48) - 1), st.integers(0, 65_535)),
+    st.none()
+    | st.builds(
+        MessageId,
+        st.integers(0, (1 << 64) - 1),
+        st.integers(0, (1 << 48) - 1),
+        st.integers(0, 65_535),
+    ),
 )
 
 
 @given(RECORD, st.booleans(), st.dictionaries(st.just("sequence"), st.integers(0, 9)))
-def test_a_line_says_all_that_a_record_is(record: TransferRecord, as_base64: bool, place: dict[str, Any]) -> None:
+def test_a_line_says_all_that_a_record_is(
+    record: TransferRecord, as_base64: bool, place: dict[str, Any]
+) -> None:
     line = json_line(record, place, as_base64=as_base64)
     assert line.count(b"\n") == 1
     assert record_of_line(line, 1) == record
@@ -162,7 +190,12 @@ def refusal(line: bytes) -> str:
     return ""
 
 
-@given(st.binary(max_size=60) | st.sampled_from([b"[]", b'{"body": 1, "key": 3}', b'{"body": "", "tags": 5}', b'{"body_base64": "?"}']))
+@given(
+    st.binary(max_size=60)
+    | st.sampled_from(
+        [b"[]", b'{"body": 1, "key": 3}', b'{"body": "", "tags": 5}', b'{"body_base64": "?"}']
+    )
+)
 def test_any_bytes_are_a_record_or_an_error_that_names_the_line(line: bytes) -> None:
     assert refusal(line) == "" or refusal(line).startswith("line 17 is not an object")
 
@@ -182,11 +215,16 @@ def test_records_are_counted_by_lines_however_long_they_are(pieces: list[bytes])
     data = b"".join(pieces)
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(data)
-        assert count_of(RecordForm.JSON_LINES, Path(file.name)) == sum(1 for line in data.split(b"\n") if line.strip())
+        assert count_of(RecordForm.JSON_LINES, Path(file.name)) == sum(
+            1 for line in data.split(b"\n") if line.strip()
+        )
 
 
 def test_a_pipe_without_newlines_is_read_no_further_than_the_longest_line() -> None:
-    with open("/dev/zero", "rb") as zeros, pytest.raises(InvalidArgument, match="line 1 has more than"):
+    with (
+        open("/dev/zero", "rb") as zeros,
+        pytest.raises(InvalidArgument, match="line 1 has more than"),
+    ):
         next(bounded_lines(zeros))
 
 
@@ -195,7 +233,9 @@ def test_the_longest_record_is_shorter_than_the_longest_line() -> None:
     assert len(json_line(record, {})) < LINE_BYTES_MAX
 
 
-async def test_a_client_and_an_import_send_as_long_bodies_as_the_subject_takes(tmp_path: Path) -> None:
+async def test_a_client_and_an_import_send_as_long_bodies_as_the_subject_takes(
+    tmp_path: Path,
+) -> None:
     body = bytes(6 << 20)
     async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq:
         for subject in ("long", "copy"):

@@ -47,7 +47,9 @@ def response() -> pb.ChangeRouteResponse:
     return pb.ChangeRouteResponse(change=made(), route=route(2, *AFTER))
 
 
-async def test_a_change_without_a_version_is_never_asked_for_twice(served: tuple[FakeMeta, MetadataClient]) -> None:
+async def test_a_change_without_a_version_is_never_asked_for_twice(
+    served: tuple[FakeMeta, MetadataClient],
+) -> None:
     meta, client = served
     meta.answers["ChangeRoute"] = LOST
     with pytest.raises(NotConnected):
@@ -55,15 +57,21 @@ async def test_a_change_without_a_version_is_never_asked_for_twice(served: tuple
     assert len(meta.requests("ChangeRoute")) == 1
 
 
-async def test_a_change_from_a_version_is_asked_for_again_when_its_answer_is_lost(served: tuple[FakeMeta, MetadataClient]) -> None:
+async def test_a_change_from_a_version_is_asked_for_again_when_its_answer_is_lost(
+    served: tuple[FakeMeta, MetadataClient],
+) -> None:
     meta, client = served
     meta.answers["ChangeRoute"] = [LOST, LOST, response()]
-    assert await client.change_route("orders", split=SPLIT, from_version=1, reason="why") == response()
+    assert (
+        await client.change_route("orders", split=SPLIT, from_version=1, reason="why") == response()
+    )
     assert [each.from_version for each in meta.requests("ChangeRoute")] == [1, 1, 1]
     assert len({each.change_id for each in meta.requests("ChangeRoute")}) == 1
 
 
-async def test_a_conflict_after_a_lost_answer_is_a_conflict_even_with_an_equal_change(served: tuple[FakeMeta, MetadataClient]) -> None:
+async def test_a_conflict_after_a_lost_answer_is_a_conflict_even_with_an_equal_change(
+    served: tuple[FakeMeta, MetadataClient],
+) -> None:
     """Another client made the same change from the same version: once, both clients were told that the change was theirs."""
     meta, client = served
     meta.answers["ChangeRoute"] = [LOST, RouteConflict("the latest version is 2")]
@@ -73,16 +81,25 @@ async def test_a_conflict_after_a_lost_answer_is_a_conflict_even_with_an_equal_c
         await client.change_route("orders", split=SPLIT, from_version=1, reason="why")
 
 
-async def test_a_change_that_is_not_published_in_time_is_begun(served: tuple[FakeMeta, MetadataClient]) -> None:
+async def test_a_change_that_is_not_published_in_time_is_begun(
+    served: tuple[FakeMeta, MetadataClient],
+) -> None:
     meta, client = served
-    meta.answers["ChangeRoute"] = DeadlineExceeded("it is prepared, and continues by itself", outcome=Outcome.STORED)
+    meta.answers["ChangeRoute"] = DeadlineExceeded(
+        "it is prepared, and continues by itself", outcome=Outcome.STORED
+    )
     with pytest.raises(DeadlineExceeded) as raised:
         await client.change_route("orders", split=SPLIT, from_version=1, reason="why")
     assert raised.value.outcome is Outcome.STORED
 
 
-@pytest.mark.parametrize("later", [InvalidArgument("there is no broker group g9"), CoordinationUnavailable("no member answers")])
-async def test_a_refusal_after_a_lost_answer_leaves_the_outcome_open(served: tuple[FakeMeta, MetadataClient], later: QmqError) -> None:
+@pytest.mark.parametrize(
+    "later",
+    [InvalidArgument("there is no broker group g9"), CoordinationUnavailable("no member answers")],
+)
+async def test_a_refusal_after_a_lost_answer_leaves_the_outcome_open(
+    served: tuple[FakeMeta, MetadataClient], later: QmqError
+) -> None:
     meta, client = served
     meta.answers["ChangeRoute"] = [CoordinationUnknown("the answer was lost"), later]
     with pytest.raises(CoordinationUnknown) as raised:
@@ -90,14 +107,20 @@ async def test_a_refusal_after_a_lost_answer_leaves_the_outcome_open(served: tup
     assert raised.value.outcome is Outcome.UNKNOWN
 
 
-async def test_a_plan_may_be_asked_for_as_often_as_it_takes(served: tuple[FakeMeta, MetadataClient]) -> None:
+async def test_a_plan_may_be_asked_for_as_often_as_it_takes(
+    served: tuple[FakeMeta, MetadataClient],
+) -> None:
     meta, client = served
     meta.answers["ChangeRoute"] = [LOST, response()]
     assert await client.change_route("orders", split=SPLIT, dry_run=True) == response()
 
 
-@pytest.mark.parametrize("operations", [{}, {"split": SPLIT, "move": pb.MoveOperation(partition=1, broker_group="g2")}])
-async def test_a_change_is_one_operation(served: tuple[FakeMeta, MetadataClient], operations: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "operations", [{}, {"split": SPLIT, "move": pb.MoveOperation(partition=1, broker_group="g2")}]
+)
+async def test_a_change_is_one_operation(
+    served: tuple[FakeMeta, MetadataClient], operations: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidArgument, match="one split, one merge or one move"):
         await served[1].change_route("orders", **operations)
 
@@ -105,7 +128,9 @@ async def test_a_change_is_one_operation(served: tuple[FakeMeta, MetadataClient]
 MOVED = change("move", 2, (3,), place(4, 512, 1024, "g1"))
 
 
-async def test_a_key_is_unparked_once_whatever_happens_to_the_answer(served: tuple[FakeMeta, MetadataClient]) -> None:
+async def test_a_key_is_unparked_once_whatever_happens_to_the_answer(
+    served: tuple[FakeMeta, MetadataClient],
+) -> None:
     meta, client = served
     meta.answers["Unpark"] = LOST
     with pytest.raises(NotConnected):
@@ -164,7 +189,12 @@ Ask = Callable[[MetadataClient], Any]
     ],
 )
 async def test_calls_pass_their_arguments_and_harmless_ones_survive_a_lost_answer(
-    served: tuple[FakeMeta, MetadataClient], call: str, ask: Ask, answer: Any, request_: Any, result: Any
+    served: tuple[FakeMeta, MetadataClient],
+    call: str,
+    ask: Ask,
+    answer: Any,
+    request_: Any,
+    result: Any,
 ) -> None:
     meta, client = served
     meta.answers[call] = answer if call == "Unpark" else [LOST, answer]
@@ -172,24 +202,42 @@ async def test_calls_pass_their_arguments_and_harmless_ones_survive_a_lost_answe
     assert meta.requests(call)[-1] == request_
 
 
-async def test_an_ordered_subject_is_created_with_all_that_was_chosen(served: tuple[FakeMeta, MetadataClient]) -> None:
+async def test_an_ordered_subject_is_created_with_all_that_was_chosen(
+    served: tuple[FakeMeta, MetadataClient],
+) -> None:
     meta, client = served
     meta.answers["CreateSubject"] = pb.CreateSubjectResponse()
-    config = SubjectConfig("orders", order=Order.BEST_EFFORT, logical_partitions=64, fencing=Fencing.MAJORITY)
+    config = SubjectConfig(
+        "orders", order=Order.BEST_EFFORT, logical_partitions=64, fencing=Fencing.MAJORITY
+    )
     await client.create_subject(config, partitions=4)
     (request,) = meta.requests("CreateSubject")
     found = request.settings
-    assert (found.order, found.logical_partitions, found.fencing, found.partitions) == ("best-effort", 64, "majority", 4)
+    assert (found.order, found.logical_partitions, found.fencing, found.partitions) == (
+        "best-effort",
+        64,
+        "majority",
+        4,
+    )
     await client.create_subject(SubjectConfig("plain"))
     found = meta.requests("CreateSubject")[1].settings
-    assert (found.order, found.logical_partitions, found.fencing, found.partitions) == ("", 0, "", 0)
+    assert (found.order, found.logical_partitions, found.fencing, found.partitions) == (
+        "",
+        0,
+        "",
+        0,
+    )
     with pytest.raises(InvalidArgument, match="is unordered"):
         await client.create_subject(SubjectConfig("plain"), partitions=4)
 
 
-async def test_a_change_that_is_under_way_is_waited_for_under_its_id(served: tuple[FakeMeta, MetadataClient]) -> None:
+async def test_a_change_that_is_under_way_is_waited_for_under_its_id(
+    served: tuple[FakeMeta, MetadataClient],
+) -> None:
     meta, client = served
     begun = DeadlineExceeded("it is prepared, and continues by itself", outcome=Outcome.STORED)
     meta.answers["ChangeRoute"] = [begun, begun, response()]
-    assert await client.change_route("orders", split=SPLIT, from_version=1, reason="why") == response()
+    assert (
+        await client.change_route("orders", split=SPLIT, from_version=1, reason="why") == response()
+    )
     assert len({each.change_id for each in meta.requests("ChangeRoute")}) == 1

@@ -15,7 +15,13 @@ from qmq.proto.v1 import meta_pb2 as pb
 class Cluster:
     """Subjects whose partitions move as requested; `refusals` are raised first, one for each requested move."""
 
-    def __init__(self, meta: FakeMeta, subjects: dict[str, dict[int, str]], *, rates: dict[int, float] | None = None) -> None:
+    def __init__(
+        self,
+        meta: FakeMeta,
+        subjects: dict[str, dict[int, str]],
+        *,
+        rates: dict[int, float] | None = None,
+    ) -> None:
         self.subjects = subjects
         self.versions = dict.fromkeys(subjects, 1)
         self.rates = rates or {}
@@ -27,7 +33,10 @@ class Cluster:
         )
         meta.answers["DescribeRoute"] = lambda request: self.describe(request.subject)
         meta.answers["DescribeCluster"] = lambda _: pb.DescribeClusterResponse(
-            groups=[pb.GroupDescription(broker_group=name, health=health, mode="read-write") for name, health in self.health.items()]
+            groups=[
+                pb.GroupDescription(broker_group=name, health=health, mode="read-write")
+                for name, health in self.health.items()
+            ]
         )
         meta.answers["ChangeRoute"] = self.change
         meta.answers["SetGroupMode"] = lambda request: pb.SetGroupModeResponse(mode=request.mode)
@@ -35,9 +44,14 @@ class Cluster:
     def describe(self, name: str) -> pb.DescribeRouteResponse:
         parts = sorted(self.subjects[name].items())
         places = [place(number, at, at + 1, group) for at, (number, group) in enumerate(parts)]
-        statuses = [status(number, group, rate=self.rates.get(number, 0.0)) for number, group in parts]
+        statuses = [
+            status(number, group, rate=self.rates.get(number, 0.0)) for number, group in parts
+        ]
         return pb.DescribeRouteResponse(
-            settings=settings(name), route=route(self.versions[name], *places), latest_version=self.versions[name], partitions=statuses
+            settings=settings(name),
+            route=route(self.versions[name], *places),
+            latest_version=self.versions[name],
+            partitions=statuses,
         )
 
     def change(self, request: pb.ChangeRouteRequest) -> Any:
@@ -45,7 +59,10 @@ class Cluster:
         if refusal is not None:
             return refusal
         parts = self.subjects[request.subject]
-        if request.from_version != self.versions[request.subject] or request.move.partition not in parts:
+        if (
+            request.from_version != self.versions[request.subject]
+            or request.move.partition not in parts
+        ):
             return RouteConflict("look again")
         self.versions[request.subject] += 1
         del parts[request.move.partition]
@@ -56,7 +73,9 @@ class Cluster:
         return pb.ChangeRouteResponse(change=made, route=self.describe(request.subject).route)
 
 
-def test_a_drain_makes_the_group_read_only_and_moves_all_its_partitions(meta: FakeMeta, qmq: Command) -> None:
+def test_a_drain_makes_the_group_read_only_and_moves_all_its_partitions(
+    meta: FakeMeta, qmq: Command
+) -> None:
     cluster = Cluster(meta, {"audit": {1: "g1"}, "orders": {1: "g1", 2: "g2", 3: "g1"}})
     (found,) = qmq.json("broker", "drain", "g1")
     assert found == {
@@ -88,21 +107,30 @@ def test_a_dry_run_lists_the_moves_and_changes_nothing(meta: FakeMeta, qmq: Comm
     assert meta.requests("ChangeRoute") == meta.requests("SetGroupMode") == []
 
 
-def test_without_ordered_partitions_and_with_no_move_a_drain_is_what_it_was(meta: FakeMeta, qmq: Command) -> None:
+def test_without_ordered_partitions_and_with_no_move_a_drain_is_what_it_was(
+    meta: FakeMeta, qmq: Command
+) -> None:
     Cluster(meta, {"orders": {1: "g1"}})
     for words in (("g2",), ("g1", "--no-move")):
         meta.asked.clear()
-        assert qmq.json("broker", "drain", *words) == [{"group": words[0], "from": "read-write", "to": "read-only"}]
+        assert qmq.json("broker", "drain", *words) == [
+            {"group": words[0], "from": "read-write", "to": "read-only"}
+        ]
         assert len(meta.requests("SetGroupMode")) == 1
         assert meta.requests("ChangeRoute") == []
 
 
-def test_a_drain_that_broke_off_continues_when_it_is_run_again(meta: FakeMeta, qmq: Command) -> None:
+def test_a_drain_that_broke_off_continues_when_it_is_run_again(
+    meta: FakeMeta, qmq: Command
+) -> None:
     cluster = Cluster(meta, {"orders": {1: "g1", 2: "g1", 3: "g1", 4: "g2"}})
     cluster.refusals = [None, InvalidArgument("the disk of g3 is full")]
     status, said = qmq.error("broker", "drain", "g1")
     assert status == 2
-    assert "1 of 3 partitions were moved; g1 is read-only: run `qmq broker drain g1` again to continue" in said
+    assert (
+        "1 of 3 partitions were moved; g1 is read-only: run `qmq broker drain g1` again to continue"
+        in said
+    )
     assert "the disk of g3 is full" in said
     assert list(cluster.subjects["orders"].values()).count("g1") == 2
     (found,) = qmq.json("broker", "drain", "g1")
@@ -148,14 +176,24 @@ def test_nothing_is_changed_if_there_is_nowhere_to_move_to(meta: FakeMeta, qmq: 
 
 
 def described(name: str, **groups: list[tuple[int, float]]) -> pb.DescribeRouteResponse:
-    found = sorted((number, group, rate) for group, parts in groups.items() for number, rate in parts)
+    found = sorted(
+        (number, group, rate) for group, parts in groups.items() for number, rate in parts
+    )
     places = [place(number, at, at + 1, group) for at, (number, group, _) in enumerate(found)]
     statuses = [status(number, group, rate=rate) for number, group, rate in found]
-    return pb.DescribeRouteResponse(settings=settings(name), route=route(1, *places), latest_version=1, partitions=statuses)
+    return pb.DescribeRouteResponse(
+        settings=settings(name), route=route(1, *places), latest_version=1, partitions=statuses
+    )
 
 
 def test_a_partition_goes_to_the_group_with_fewest_partitions_then_messages() -> None:
-    subject = described("s", g1=[(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)], g2=[(5, 90.0)], g3=[(6, 10.0)], g4=[(7, 0.0), (8, 0.0), (9, 0.0)])
+    subject = described(
+        "s",
+        g1=[(1, 5.0), (2, 1.0), (3, 1.0), (4, 1.0)],
+        g2=[(5, 90.0)],
+        g3=[(6, 10.0)],
+        g4=[(7, 0.0), (8, 0.0), (9, 0.0)],
+    )
     assert plan([subject], "g1", ["g2", "g3", "g4"]) == [
         Move("s", 1, "g3"),  # one each: g3 takes fewer messages
         Move("s", 2, "g2"),

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.cli.route import COLORS, PATTERNS, DrawnRange, draw, draw_bar, draw_legend, draw_ruler, kinds_of, walls
+from qmq.cli.route import (
+    COLORS,
+    PATTERNS,
+    DrawnRange,
+    draw,
+    draw_bar,
+    draw_legend,
+    draw_ruler,
+    kinds_of,
+    walls,
+)
 
 
 def cells(*ends: int, groups: int = 2) -> list[DrawnRange]:
@@ -95,7 +105,9 @@ def test_more_partitions_than_columns_are_counted() -> None:
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
 @given(widths=st.lists(st.integers(1, 2000), min_size=1, max_size=64))
-def test_every_bar_has_the_width_it_is_given_and_a_wall_for_every_partition_shown(columns: int, widths: list[int]) -> None:
+def test_every_bar_has_the_width_it_is_given_and_a_wall_for_every_partition_shown(
+    columns: int, widths: list[int]
+) -> None:
     ends = [sum(widths[: place + 1]) for place in range(len(widths))]
     found = cells(*ends)
     bar = draw_bar(found, columns, kinds_of(found)).plain
@@ -128,7 +140,11 @@ def test_numbers_on_the_ruler_are_whole_and_stand_below_their_walls() -> None:
 
 def test_groups_without_a_pattern_are_distinguished_by_colour() -> None:
     kinds = [f"group-{number}" for number in range(30)]
-    looks = {(str(span.style), legend.plain[span.start]) for legend in [draw_legend(kinds, 400)] for span in legend.spans}
+    looks = {
+        (str(span.style), legend.plain[span.start])
+        for legend in [draw_legend(kinds, 400)]
+        for span in legend.spans
+    }
     assert len(looks) == len(kinds) == len(PATTERNS) * len(COLORS)
 
 
@@ -137,7 +153,10 @@ def test_a_legend_is_folded_between_names() -> None:
 
 
 def test_two_bars_with_the_same_kinds_have_the_same_patterns() -> None:
-    before, after = [DrawnRange(0, 4, "1", "g2")], [DrawnRange(0, 2, "2", "g1"), DrawnRange(2, 4, "3", "g2")]
+    before, after = (
+        [DrawnRange(0, 4, "1", "g2")],
+        [DrawnRange(0, 2, "2", "g1"), DrawnRange(2, 4, "3", "g2")],
+    )
     kinds = kinds_of(before, after)
     assert draw_bar(before, 9, kinds).plain == "│1▒▒▒▒▒▒│"
     assert draw_bar(after, 9, kinds).plain == "│2░░│3▒▒│"

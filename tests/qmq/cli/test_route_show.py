@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cli_support import PLACES, Command, FakeMeta, change, described, done, group, lps, place, route, status
+from cli_support import (
+    PLACES,
+    Command,
+    FakeMeta,
+    change,
+    described,
+    done,
+    group,
+    lps,
+    place,
+    route,
+    status,
+)
 
 from qmq.errors import OrderMismatch, UnknownSubject
 from qmq.operations.routes import messages_left
@@ -14,8 +26,15 @@ from qmq.proto.v1 import meta_pb2 as pb
 
 TARGETS = (place(4, 256, 384, "g1"), place(5, 384, 512, "g2"))
 AFTER = (PLACES[0], *TARGETS, PLACES[2])
-TIMES = {"prepared": 1_790_000_000_000, "sealed": 1_790_000_000_040, "published": 1_790_000_000_052, "done": 1_790_000_009_000}
-SPLIT = change("split", 2, (2,), *TARGETS, phase="done", reason="hot", times_ms=TIMES, sealed={2: 99})
+TIMES = {
+    "prepared": 1_790_000_000_000,
+    "sealed": 1_790_000_000_040,
+    "published": 1_790_000_000_052,
+    "done": 1_790_000_009_000,
+}
+SPLIT = change(
+    "split", 2, (2,), *TARGETS, phase="done", reason="hot", times_ms=TIMES, sealed={2: 99}
+)
 
 PARTITION_FIELDS = [
     "partition",
@@ -76,11 +95,37 @@ CHANGE_FIELDS = [
 def lagging() -> pb.OrderedGroup:
     """A group that has finished half of the split partition 2."""
     progress = [done(256, 384, 100, is_finished=True), done(384, 512, 60)]
-    holder = control.LaneHolder(lps=lps(384, 512), consumer="c1", token=3, seen_ms_ago=5, lease_ms=30_000)
-    old = status(2, "g1", end=100, sealed_at=99, progress=progress, holders=[holder], lag_ms=700, parked_keys=1, parked_messages=4)
-    frontier = [pb.GroupRange(lps=lps(first, end), version=version) for first, end, version in ((0, 384, 2), (384, 512, 1), (512, 1024, 2))]
-    lane = pb.AssignedLane(partition=2, lps=lps(384, 512), broker_group="g1", version=1, consumer="c1")
-    return group("billing", 1, old, frontier=frontier, consumers=["c1"], backlog=20, parked_keys=1, lanes=[lane])
+    holder = control.LaneHolder(
+        lps=lps(384, 512), consumer="c1", token=3, seen_ms_ago=5, lease_ms=30_000
+    )
+    old = status(
+        2,
+        "g1",
+        end=100,
+        sealed_at=99,
+        progress=progress,
+        holders=[holder],
+        lag_ms=700,
+        parked_keys=1,
+        parked_messages=4,
+    )
+    frontier = [
+        pb.GroupRange(lps=lps(first, end), version=version)
+        for first, end, version in ((0, 384, 2), (384, 512, 1), (512, 1024, 2))
+    ]
+    lane = pb.AssignedLane(
+        partition=2, lps=lps(384, 512), broker_group="g1", version=1, consumer="c1"
+    )
+    return group(
+        "billing",
+        1,
+        old,
+        frontier=frontier,
+        consumers=["c1"],
+        backlog=20,
+        parked_keys=1,
+        lanes=[lane],
+    )
 
 
 MOVE = change("move", 3, (3,), place(6, 512, 1024, "g1"), phase="prepared", reason="full disk")
@@ -108,30 +153,69 @@ def test_json_of_a_route_has_all_there_is_to_know(meta: FakeMeta, qmq: Command) 
         "change",
         "silent_groups",
     ]
-    assert (found["subject"], found["order"], found["fencing"], found["version"]) == ("orders", "strict", "lease", 2)
+    assert (found["subject"], found["order"], found["fencing"], found["version"]) == (
+        "orders",
+        "strict",
+        "lease",
+        2,
+    )
     assert [list(each) for each in found["partitions"]] == [PARTITION_FIELDS] * 4
-    assert [(each["partition"], each["width_percent"], each["state"]) for each in found["partitions"]] == [
+    assert [
+        (each["partition"], each["width_percent"], each["state"]) for each in found["partitions"]
+    ] == [
         (1, 25.0, "open"),
         (4, 12.5, "open"),
         (5, 12.5, "open"),
         (3, 50.0, "open"),
     ]
     (old,) = found["older_partitions"]
-    assert (old["partition"], old["first"], old["end"], old["state"], old["sealed_at"], old["messages"]) == (2, 256, 512, "sealed", 99, 99)
+    assert (
+        old["partition"],
+        old["first"],
+        old["end"],
+        old["state"],
+        old["sealed_at"],
+        old["messages"],
+    ) == (2, 256, 512, "sealed", 99, 99)
     (billing,) = found["groups"]
     assert list(billing) == GROUP_FIELDS
-    assert (billing["version"], billing["left"], billing["lag_ms"], billing["parked_keys"]) == (1, 20, 700, 1)
+    assert (billing["version"], billing["left"], billing["lag_ms"], billing["parked_keys"]) == (
+        1,
+        20,
+        700,
+        1,
+    )
     assert billing["frontier"][1] == {"first": 384, "end": 512, "version": 1}
-    assert billing["lanes"] == [{"partition": 2, "first": 384, "end": 512, "broker_group": "g1", "version": 1, "consumer": "c1"}]
+    assert billing["lanes"] == [
+        {
+            "partition": 2,
+            "first": 384,
+            "end": 512,
+            "broker_group": "g1",
+            "version": 1,
+            "consumer": "c1",
+        }
+    ]
     (reading,) = billing["partitions"]
     assert list(reading) == READING_FIELDS
     assert (reading["left"], reading["is_finished"]) == (20, False)
-    assert reading["holders"] == [{"consumer": "c1", "first": 384, "end": 512, "seen_ms_ago": 5, "client": "", "is_paused": False}]
+    assert reading["holders"] == [
+        {
+            "consumer": "c1",
+            "first": 384,
+            "end": 512,
+            "seen_ms_ago": 5,
+            "client": "",
+            "is_paused": False,
+        }
+    ]
     assert list(found["change"]) == CHANGE_FIELDS
     assert found["silent_groups"] == ["g3"]
 
 
-def test_people_see_the_route_the_groups_and_what_is_under_way(meta: FakeMeta, qmq: Command) -> None:
+def test_people_see_the_route_the_groups_and_what_is_under_way(
+    meta: FakeMeta, qmq: Command
+) -> None:
     asked(meta, change=MOVE, silent_groups=["g3"])
     shown = qmq.text("route", "show", "orders")
     lines = shown.splitlines()
@@ -163,22 +247,35 @@ def test_an_even_frontier_needs_no_bar_of_its_own(meta: FakeMeta, qmq: Command) 
     assert "no consumer group" in qmq.text("route", "show", "orders")
 
 
-def test_the_first_partitions_places_are_asked_only_if_the_history_lacks_them(meta: FakeMeta, qmq: Command) -> None:
+def test_the_first_partitions_places_are_asked_only_if_the_history_lacks_them(
+    meta: FakeMeta, qmq: Command
+) -> None:
     asked(meta)
     qmq.json("route", "show", "orders")
     assert [each.version for each in meta.requests("DescribeRoute")] == [0, 1]
     meta.asked.clear()
-    meta.answers["RouteHistory"] = pb.RouteHistoryResponse(changes=[change("split", 1, (9,), place(2, 256, 512, "g1"))])
+    meta.answers["RouteHistory"] = pb.RouteHistoryResponse(
+        changes=[change("split", 1, (9,), place(2, 256, 512, "g1"))]
+    )
     qmq.json("route", "show", "orders")
     assert [each.version for each in meta.requests("DescribeRoute")] == [0]
 
 
-def test_a_fenced_partition_and_one_without_an_answer_are_distinguished(meta: FakeMeta, qmq: Command) -> None:
+def test_a_fenced_partition_and_one_without_an_answer_are_distinguished(
+    meta: FakeMeta, qmq: Command
+) -> None:
     places = (PLACES[0], place(4, 256, 384, "g3"), place(5, 384, 512, "g3"), PLACES[2])
-    silent = described(2, route=route(2, *places, fenced=(4,)), partitions=[status(1, "g1"), status(3, "g2")], silent_groups=["g3"])
+    silent = described(
+        2,
+        route=route(2, *places, fenced=(4,)),
+        partitions=[status(1, "g1"), status(3, "g2")],
+        silent_groups=["g3"],
+    )
     meta.answers["DescribeRoute"] = silent
     found = qmq.json("route", "show", "orders")
-    assert {each["partition"]: (each["state"], each["messages"]) for each in found["partitions"]} == {
+    assert {
+        each["partition"]: (each["state"], each["messages"]) for each in found["partitions"]
+    } == {
         1: ("open", 100),
         3: ("open", 100),
         4: ("fenced", None),
@@ -187,21 +284,36 @@ def test_a_fenced_partition_and_one_without_an_answer_are_distinguished(meta: Fa
     assert "fenced" in qmq.text("route", "show", "orders")
 
 
-def test_a_fenced_partition_is_shown_as_long_as_its_broker_group_is_away(meta: FakeMeta, qmq: Command) -> None:
+def test_a_fenced_partition_is_shown_as_long_as_its_broker_group_is_away(
+    meta: FakeMeta, qmq: Command
+) -> None:
     moved = (PLACES[0], place(4, 256, 512, "g2"), PLACES[2])
     fenced = described(2, moved, route=route(2, *moved, fenced=(2,)), silent_groups=["g1"])
-    meta.answers["RouteHistory"] = pb.RouteHistoryResponse(changes=[change("move", 2, (2,), moved[1], sealed={2: -1})])
+    meta.answers["RouteHistory"] = pb.RouteHistoryResponse(
+        changes=[change("move", 2, (2,), moved[1], sealed={2: -1})]
+    )
     meta.answers["DescribeRoute"] = lambda request: described(1) if request.version else fenced
     (old,) = qmq.json("route", "show", "orders")["older_partitions"]
-    assert (old["partition"], old["first"], old["end"], old["broker_group"], old["state"]) == (2, 256, 512, "g1", "fenced")
+    assert (old["partition"], old["first"], old["end"], old["broker_group"], old["state"]) == (
+        2,
+        256,
+        512,
+        "g1",
+        "fenced",
+    )
     fenced.ClearField("silent_groups")
     assert qmq.json("route", "show", "orders")["older_partitions"] == []
 
 
-def test_a_partition_that_its_broker_does_not_know_is_open_and_empty(meta: FakeMeta, qmq: Command) -> None:
+def test_a_partition_that_its_broker_does_not_know_is_open_and_empty(
+    meta: FakeMeta, qmq: Command
+) -> None:
     meta.answers["DescribeRoute"] = described(partitions=[status(1, "g1")])
     found = qmq.json("route", "show", "orders")
-    assert [(each["partition"], each["state"], each["messages"], each["broker_group"]) for each in found["partitions"]] == [
+    assert [
+        (each["partition"], each["state"], each["messages"], each["broker_group"])
+        for each in found["partitions"]
+    ] == [
         (1, "open", 100, "g1"),
         (2, "open", 0, "g1"),
         (3, "open", 0, "g2"),
@@ -232,12 +344,27 @@ def test_the_rest_is_counted_by_range_without_the_command_message(
     assert messages_left(status(1, "g1", start=10, end=100, progress=progress, **fields)) == left
 
 
-def test_history_tells_phases_and_for_how_long_writers_were_refused(meta: FakeMeta, qmq: Command) -> None:
-    begun = change("move", 3, (3,), place(6, 512, 1024, "g1"), phase="prepared", times_ms={"prepared": TIMES["done"]})
+def test_history_tells_phases_and_for_how_long_writers_were_refused(
+    meta: FakeMeta, qmq: Command
+) -> None:
+    begun = change(
+        "move",
+        3,
+        (3,),
+        place(6, 512, 1024, "g1"),
+        phase="prepared",
+        times_ms={"prepared": TIMES["done"]},
+    )
     meta.answers["RouteHistory"] = pb.RouteHistoryResponse(changes=[SPLIT, begun])
     first, second = qmq.json("route", "history", "orders")
     assert list(first) == list(second) == CHANGE_FIELDS
-    assert (first["kind"], first["sources"], first["phase"], first["reason"], first["sealed"]) == ("split", [2], "done", "hot", {"2": 99})
+    assert (first["kind"], first["sources"], first["phase"], first["reason"], first["sealed"]) == (
+        "split",
+        [2],
+        "done",
+        "hot",
+        {"2": 99},
+    )
     assert first["targets"][1] == {"partition": 5, "first": 384, "end": 512, "broker_group": "g2"}
     assert (first["refused_ms"], first["refused_ms_max"]) == (12, 52)
     assert (second["refused_ms"], second["refused_ms_max"]) == (None, None)
@@ -247,16 +374,33 @@ def test_history_tells_phases_and_for_how_long_writers_were_refused(meta: FakeMe
 
 
 def explained(**fields: Any) -> pb.ExplainReshardResponse:
-    policy = pb.ReshardPolicy(subject="orders", is_enabled=True, split_messages_per_s=1000, partitions_min=1, partitions_max=64)
+    policy = pb.ReshardPolicy(
+        subject="orders",
+        is_enabled=True,
+        split_messages_per_s=1000,
+        partitions_min=1,
+        partitions_max=64,
+    )
     return pb.ExplainReshardResponse(policy=policy, **fields)
 
 
 def test_an_explanation_says_what_would_be_done_and_why(meta: FakeMeta, qmq: Command) -> None:
     meta.answers["ExplainReshard"] = explained(
-        operation="split 2", reasons=["partition 2 takes 1,800 messages/s"], last_operation="merge 1 3", last_reasons=["cold"], last_ms=1
+        operation="split 2",
+        reasons=["partition 2 takes 1,800 messages/s"],
+        last_operation="merge 1 3",
+        last_reasons=["cold"],
+        last_ms=1,
     )
     found = qmq.json("route", "explain", "orders")
-    assert list(found) == ["policy", "operation", "reasons", "last_operation", "last_reasons", "last_ms"]
+    assert list(found) == [
+        "policy",
+        "operation",
+        "reasons",
+        "last_operation",
+        "last_reasons",
+        "last_ms",
+    ]
     assert found["operation"] == "split 2"
     assert qmq.text("route", "explain", "orders").splitlines() == [
         "automatic resharding of orders is on",
@@ -292,19 +436,34 @@ def test_only_the_given_settings_of_a_policy_change(meta: FakeMeta, qmq: Command
     (planned,) = qmq.json(*words, "--dry-run")
     assert meta.requests("SetReshardPolicy") == []
     (after,) = qmq.json(*words)
-    assert after == planned == now | {"is_enabled": False, "split_backlog": 500, "cool_down_ms": 1500}
+    assert (
+        after == planned == now | {"is_enabled": False, "split_backlog": 500, "cool_down_ms": 1500}
+    )
     (request,) = meta.requests("SetReshardPolicy")
-    assert (request.policy.subject, request.policy.split_messages_per_s, request.policy.split_backlog) == ("orders", 1000, 500)
+    assert (
+        request.policy.subject,
+        request.policy.split_messages_per_s,
+        request.policy.split_backlog,
+    ) == ("orders", 1000, 500)
     assert "partitions max" in qmq.text("route", "policy", "orders")
     status, said = qmq.error("route", "policy", "orders", "partitions_min=100")
     assert (status, "partitions_min=100 is above partitions_max=64" in said) == (2, True)
     status, said = qmq.error("route", "policy", "orders", "--watch", "--disable")
-    assert (status, "--watch shows the policy" in said, len(meta.requests("SetReshardPolicy"))) == (2, True, 1)
+    assert (status, "--watch shows the policy" in said, len(meta.requests("SetReshardPolicy"))) == (
+        2,
+        True,
+        1,
+    )
 
 
 @pytest.mark.parametrize("verb", ["show", "history", "explain", "policy"])
-def test_a_subject_that_has_no_route_is_an_error_that_says_so(meta: FakeMeta, qmq: Command, verb: str) -> None:
-    for failure in (OrderMismatch("subject 'orders' is unordered: it has no route"), UnknownSubject("there is no subject 'orders'")):
+def test_a_subject_that_has_no_route_is_an_error_that_says_so(
+    meta: FakeMeta, qmq: Command, verb: str
+) -> None:
+    for failure in (
+        OrderMismatch("subject 'orders' is unordered: it has no route"),
+        UnknownSubject("there is no subject 'orders'"),
+    ):
         for call in ("DescribeRoute", "RouteHistory", "ExplainReshard"):
             meta.answers[call] = failure
         status, said = qmq.error("route", verb, "orders")

@@ -29,22 +29,54 @@ def settings(environment: dict[str, str], *words: str) -> dict[str, tuple[str, s
 
 
 @pytest.mark.sampled
-def test_an_argument_goes_before_a_variable_before_the_context(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_argument_goes_before_a_variable_before_the_context(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     assert settings(environment)["server"] == (SERVER, "default")
     for name in ("prod", "test"):
-        added = cli_process.run(("context", "add", name, "--server", f"{name}:1", "--token-file", str(tmp_path / "token")), environment)
+        added = cli_process.run(
+            (
+                "context",
+                "add",
+                name,
+                "--server",
+                f"{name}:1",
+                "--token-file",
+                str(tmp_path / "token"),
+            ),
+            environment,
+        )
         assert added.returncode == 0, added.stderr
     found = settings(environment)
-    assert (found["server"], found["context"]) == (("prod:1", "context prod"), ("prod", "current context"))
+    assert (found["server"], found["context"]) == (
+        ("prod:1", "context prod"),
+        ("prod", "current context"),
+    )
     assert found["token file"] == (str(tmp_path / "token"), "context prod")
     found = settings({**environment, "QMQ_CONTEXT": "test"})
-    assert (found["server"], found["context"]) == (("test:1", "context test"), ("test", "environment"))
-    assert settings({**environment, "QMQ_SERVER": "other:1"})["server"] == ("other:1", "environment")
-    assert settings({**environment, "QMQ_SERVER": "other:1"}, "--server", "third:1")["server"] == ("third:1", "argument")
+    assert (found["server"], found["context"]) == (
+        ("test:1", "context test"),
+        ("test", "environment"),
+    )
+    assert settings({**environment, "QMQ_SERVER": "other:1"})["server"] == (
+        "other:1",
+        "environment",
+    )
+    assert settings({**environment, "QMQ_SERVER": "other:1"}, "--server", "third:1")["server"] == (
+        "third:1",
+        "argument",
+    )
 
 
 def test_secrets_are_not_shown(environment: dict[str, str]) -> None:
-    found = settings({**environment, "QMQ_TOKEN": "t", "QMQ_ETCD_PASSWORD": "p", "QMQ_OUTBOX_DB": "postgresql://me:p@db/shop"})
+    found = settings(
+        {
+            **environment,
+            "QMQ_TOKEN": "t",
+            "QMQ_ETCD_PASSWORD": "p",
+            "QMQ_OUTBOX_DB": "postgresql://me:p@db/shop",
+        }
+    )
     assert {found[name][0] for name in ("token", "etcd password", "outbox db")} == {HIDDEN}
 
 
@@ -56,7 +88,9 @@ def test_a_variable_that_no_command_reads_is_pointed_out() -> None:
     assert [each.origin for each in settings_of(None, {}, "", {})] == ["default", *[""] * 7]
 
 
-def test_a_context_file_that_cannot_be_used_is_an_error_that_names_it(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_context_file_that_cannot_be_used_is_an_error_that_names_it(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "qmq").mkdir()
     file = tmp_path / "qmq" / "contexts.json"
     file.touch(0o600)

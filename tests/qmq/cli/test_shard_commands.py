@@ -24,8 +24,17 @@ OPTIONS = BrokerOptions(
 
 def test_each_shard_has_a_group_a_folder_and_ports_of_its_own() -> None:
     third = shard_options(OPTIONS, 3)
-    assert (third.group, third.data, third.audit_log) == ("g1.3", Path("/d/shard-3"), Path("/l/audit.3.jsonl"))
-    assert (third.data_port, third.control_port, third.metrics_port, third.shards) == (20901, 20902, 9484, 1)
+    assert (third.group, third.data, third.audit_log) == (
+        "g1.3",
+        Path("/d/shard-3"),
+        Path("/l/audit.3.jsonl"),
+    )
+    assert (third.data_port, third.control_port, third.metrics_port, third.shards) == (
+        20901,
+        20902,
+        9484,
+        1,
+    )
     assert (third.replica, third.etcd) == ("a", "e:1")
 
 
@@ -40,12 +49,16 @@ def test_shards_beyond_the_last_port_are_refused() -> None:
 
 
 def test_a_shards_secrets_are_not_in_its_command_line() -> None:
-    command = shard_command(shard_options(OPTIONS, 1), {"PATH": "/bin", "QMQ_SHARDS": "3", "QMQ_ETCD_USER": "left over"})
+    command = shard_command(
+        shard_options(OPTIONS, 1), {"PATH": "/bin", "QMQ_SHARDS": "3", "QMQ_ETCD_USER": "left over"}
+    )
     assert "hunter2" not in command.arguments
     assert command.environment["QMQ_ETCD_PASSWORD"] == "hunter2"
     assert command.environment["PATH"] == "/bin"
     assert command.environment["QMQ_SHARDS"] == "1", "a shard has no shards"
-    assert "QMQ_ETCD_USER" not in command.environment, "the options of the whole hold, not its environment"
+    assert "QMQ_ETCD_USER" not in command.environment, (
+        "the options of the whole hold, not its environment"
+    )
     assert command.arguments[4:8] == ("--group", "g1.1", "--replica", "a")
 
 
@@ -59,4 +72,9 @@ def test_a_brokers_name_means_all_its_shards_in_order() -> None:
 
 
 def test_a_broker_group_that_is_not_a_shard_is_its_own_family() -> None:
-    assert [family_of(each) for each in ("g1.2", "g1", "eu.west", "g1.2.3")] == ["g1", "g1", "eu.west", "g1.2"]
+    assert [family_of(each) for each in ("g1.2", "g1", "eu.west", "g1.2.3")] == [
+        "g1",
+        "g1",
+        "eu.west",
+        "g1.2",
+    ]

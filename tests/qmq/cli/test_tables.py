@@ -25,19 +25,27 @@ TABLES = st.integers(1, 7).flatmap(
 
 
 @given(TABLES, st.integers(40, 200))
-def test_a_table_fits_the_terminal_and_says_what_it_leaves_out(table: tuple[list[str], list[list[str]]], width: int) -> None:
+def test_a_table_fits_the_terminal_and_says_what_it_leaves_out(
+    table: tuple[list[str], list[list[str]]], width: int
+) -> None:
     headers, rows = table
     lines = [line.plain for line in table_lines(headers, rows, width=width, now_ms=NOW_MS)]
     layout = lay_out(headers, rows, width)
     assert all(len(line) <= width for line in lines)
-    assert (layout.shown[0][0], len(layout.shown) + layout.left_out) == (0, len(headers)), "the first column stays"
+    assert (layout.shown[0][0], len(layout.shown) + layout.left_out) == (0, len(headers)), (
+        "the first column stays"
+    )
     assert lines[-1].endswith("--wide shows all") == bool(layout.left_out)
 
 
 def test_a_duration_is_in_words_and_in_a_wide_table_in_milliseconds() -> None:
     rows = [("billing", Duration(61_500)), ("audit", Duration(0))]
     narrow, wide = [
-        [line.plain.split(None, 1) for line in table_lines(("group", "lag ms"), rows, width=width, now_ms=NOW_MS)] for width in (80, None)
+        [
+            line.plain.split(None, 1)
+            for line in table_lines(("group", "lag ms"), rows, width=width, now_ms=NOW_MS)
+        ]
+        for width in (80, None)
     ]
     assert narrow == [["group", "oldest"], ["billing", "1 min 1 s"], ["audit", "0 s"]]
     assert wide == [["group", "lag ms"], ["billing", "61,500"], ["audit", "0"]]
@@ -48,7 +56,9 @@ def test_a_wide_table_cuts_and_leaves_out_nothing(table: tuple[list[str], list[l
     headers, rows = table
     layout = lay_out(headers, rows, None)
     assert [at for at, _ in layout.shown] == list(range(len(headers)))
-    for row, line in zip(rows, table_lines(headers, rows, width=None, now_ms=NOW_MS)[1:], strict=True):
+    for row, line in zip(
+        rows, table_lines(headers, rows, width=None, now_ms=NOW_MS)[1:], strict=True
+    ):
         assert line.plain.split() == GAP.join(row).split()
 
 
@@ -84,8 +94,13 @@ def test_times_are_relative_for_people_and_exact_when_wide(distance_ms: int, tex
     time_ms = NOW_MS + distance_ms
     assert relative(time_ms, NOW_MS) == text
     rows = [("s", Time(time_ms))]
-    assert table_lines(("subject", "at"), rows, width=80, now_ms=NOW_MS)[1].plain == f"s        {text}"
-    assert str(Time(time_ms)) in table_lines(("subject", "at"), rows, width=None, now_ms=NOW_MS)[1].plain
+    assert (
+        table_lines(("subject", "at"), rows, width=80, now_ms=NOW_MS)[1].plain == f"s        {text}"
+    )
+    assert (
+        str(Time(time_ms))
+        in table_lines(("subject", "at"), rows, width=None, now_ms=NOW_MS)[1].plain
+    )
     assert (Time(0), relative(0, NOW_MS)) == ("", "")
 
 
@@ -98,14 +113,24 @@ def in_terminal(columns: int, *words: str) -> list[str]:
     return done.stdout.decode().replace("\r\n", "\n").splitlines()
 
 
-def test_commands_fit_a_terminal_of_80_columns_without_boxes(node_process: NodeProcess, tmp_path: Path) -> None:
+def test_commands_fit_a_terminal_of_80_columns_without_boxes(
+    node_process: NodeProcess, tmp_path: Path
+) -> None:
     server = ("--server", node_process.start())
     file = tmp_path / "lines"
     file.write_text("hello\n")
     subject, group = "shop.orders.created.in.warsaw", "billing-of-the-night"
-    assert in_terminal(80, "produce", subject, "--file", str(file), *server) == [f"sent 1 message to {subject} (broker-0)"]
+    assert in_terminal(80, "produce", subject, "--file", str(file), *server) == [
+        f"sent 1 message to {subject} (broker-0)"
+    ]
     in_terminal(80, "consume", subject, "--group", group, "--count", "1", *server)
-    views = ("subject list", f"subject show {subject}", "group list", f"group lag {subject} {group}", "cluster status")
+    views = (
+        "subject list",
+        f"subject show {subject}",
+        "group list",
+        f"group lag {subject} {group}",
+        "cluster status",
+    )
     for words in map(str.split, views):
         lines = in_terminal(80, *words, *server)
         assert all(len(line) <= 80 for line in lines), lines

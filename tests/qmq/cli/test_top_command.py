@@ -36,7 +36,11 @@ class Terminal:
         self.before = termios.tcgetattr(self.slave)
         self.shown = b""
         words = [sys.executable, "-m", "qmq.cli", "top", "--interval", "0.1", "--server", server]
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("COLUMNS", "LINES", "NO_COLOR")
+        }
         self.process = subprocess.Popen(
             words,
             stdin=self.slave,
@@ -145,8 +149,13 @@ async def test_once_shows_one_screen_with_rates_and_ends(node: Node) -> None:
     assert [each["subject"] for each in told["subjects"]] == ["flights"]
 
 
-@pytest.mark.parametrize(("interval_s", "took_s", "waits_s"), [(2.0, 0.01, 2.0), (2.0, 0.5, 4.5), (2.0, 5.0, 10.0), (30.0, 5.0, 30.0)])
-def test_a_large_cluster_is_asked_less_often(interval_s: float, took_s: float, waits_s: float) -> None:
+@pytest.mark.parametrize(
+    ("interval_s", "took_s", "waits_s"),
+    [(2.0, 0.01, 2.0), (2.0, 0.5, 4.5), (2.0, 5.0, 10.0), (30.0, 5.0, 30.0)],
+)
+def test_a_large_cluster_is_asked_less_often(
+    interval_s: float, took_s: float, waits_s: float
+) -> None:
     assert top.pause_s(interval_s, took_s) == waits_s
 
 

@@ -16,7 +16,16 @@ SNAPSHOT = ClusterSnapshot(1_000, 1_000, broker_groups=(G1,))
 SUBJECTS = (
     SubjectRate("flights", 120.0, 100.0, 40, 3_000, 2, 1_000, 1 << 20),
     SubjectRate("orders", 5.5, 900.0, 2_000_000, 400_000, 1, 5_000_000, 3 << 30),
-    SubjectRate("a-subject-with-a-name-that-is-much-longer-than-any-terminal-line-should-have-to-hold", 0.0, 0.0, 0, 0, 0, 0, 0),
+    SubjectRate(
+        "a-subject-with-a-name-that-is-much-longer-than-any-terminal-line-should-have-to-hold",
+        0.0,
+        0.0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ),
 )
 GROUPS = (
     GroupRate("flights", "ops", 100.0, 40, 3_000, 2, False),
@@ -30,8 +39,17 @@ BROKERS = (
 RATES = ClusterRates(1_000, 2_000, 125.5, 1_000.0, SUBJECTS, GROUPS, BROKERS)
 
 
-def drawn(by: TopBy = TopBy.SUBJECT, sort: TopSort = TopSort.IN, *, width: int | None = 80, height: int | None = None) -> list[str]:
-    return [each.plain for each in screen(SNAPSHOT, RATES, TopChoice(by, sort), width=width, height=height)]
+def drawn(
+    by: TopBy = TopBy.SUBJECT,
+    sort: TopSort = TopSort.IN,
+    *,
+    width: int | None = 80,
+    height: int | None = None,
+) -> list[str]:
+    return [
+        each.plain
+        for each in screen(SNAPSHOT, RATES, TopChoice(by, sort), width=width, height=height)
+    ]
 
 
 def names(lines: list[str]) -> list[str]:
@@ -59,7 +77,13 @@ def test_the_head_says_what_flows_through_the_cluster() -> None:
 
 @pytest.mark.parametrize(
     ("sort", "first"),
-    [(TopSort.IN, "flights"), (TopSort.OUT, "orders"), (TopSort.LAG, "orders"), (TopSort.AGE, "orders"), (TopSort.NAME, "a-subje")],
+    [
+        (TopSort.IN, "flights"),
+        (TopSort.OUT, "orders"),
+        (TopSort.LAG, "orders"),
+        (TopSort.AGE, "orders"),
+        (TopSort.NAME, "a-subje"),
+    ],
 )
 def test_the_sort_column_comes_first(sort: TopSort, first: str) -> None:
     assert names(drawn(sort=sort))[0] == first
@@ -67,7 +91,11 @@ def test_the_sort_column_comes_first(sort: TopSort, first: str) -> None:
 
 def test_groups_shows_lag_and_readers() -> None:
     by_age = drawn(TopBy.GROUP, TopSort.AGE)
-    assert [line.split()[:2] for line in by_age[3:]] == [["orders", "billing"], ["flights", "late"], ["flights", "ops"]]
+    assert [line.split()[:2] for line in by_age[3:]] == [
+        ["orders", "billing"],
+        ["flights", "late"],
+        ["flights", "ops"],
+    ]
     assert by_age[3].endswith("paused")
     assert "no consumers" in by_age[4]
     assert "1 min 30 s" in by_age[4]
@@ -88,7 +116,12 @@ def test_what_does_not_fit_in_height_is_counted() -> None:
 
 def test_missing_sources_are_listed_below_the_table() -> None:
     partial = replace(SNAPSHOT, silent={"g2": "no master"}, missing={"groups": "timed out"})
-    lines = [each.plain for each in screen(partial, RATES, TopChoice(), width=80, trouble="metaserver m: connection refused")]
+    lines = [
+        each.plain
+        for each in screen(
+            partial, RATES, TopChoice(), width=80, trouble="metaserver m: connection refused"
+        )
+    ]
     assert lines[-3:] == [
         "metaserver m: connection refused",
         "partial: broker group g2 is missing (no master)",
@@ -104,17 +137,30 @@ def test_a_key_changes_what_is_shown_and_others_do_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0"), (99_999, "99,999"), (123_456, "123k"), (999_999, "999k"), (2_000_000, "2M"), (12_345_678_901, "12.3G"), (10**15, "1,000T")],
+    [
+        (0, "0"),
+        (99_999, "99,999"),
+        (123_456, "123k"),
+        (999_999, "999k"),
+        (2_000_000, "2M"),
+        (12_345_678_901, "12.3G"),
+        (10**15, "1,000T"),
+    ],
 )
 def test_numbers_are_short_and_exact_while_they_are_small(number: int, text: str) -> None:
     assert short(number) == text
 
 
-@pytest.mark.parametrize(("rate", "text"), [(None, ""), (0.0, "0"), (0.25, "0.2"), (9.94, "9.9"), (10.4, "10"), (250_000.0, "250k")])
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(None, ""), (0.0, "0"), (0.25, "0.2"), (9.94, "9.9"), (10.4, "10"), (250_000.0, "250k")],
+)
 def test_a_slow_rate_is_not_zero(rate: float | None, text: str) -> None:
     assert per_second(rate) == text
 
 
-@pytest.mark.parametrize(("lag_ms", "text"), [(0, "0 s"), (400, "<1 s"), (3_900, "3 s"), (61_500, "1 min 1 s")])
+@pytest.mark.parametrize(
+    ("lag_ms", "text"), [(0, "0 s"), (400, "<1 s"), (3_900, "3 s"), (61_500, "1 min 1 s")]
+)
 def test_an_age_is_shown_in_seconds_minutes_or_hours(lag_ms: int, text: str) -> None:
     assert age(lag_ms) == text

@@ -107,12 +107,25 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_wrong_input_is_answered_with_what_to_do(qmq: Command, line: str) -> None:
     done = qmq(*shlex.split(line))
     assert isinstance(done.exception, SystemExit), done.exception
-    told = [each for each in done.stderr.splitlines() if each and not each.startswith(("Usage: ", "Try 'qmq"))]
+    told = [
+        each
+        for each in done.stderr.splitlines()
+        if each and not each.startswith(("Usage: ", "Try 'qmq"))
+    ]
     assert (done.exit_code, done.stdout, len(told)) == (2, "", 1), done.output
     assert WRONG[line] in told[0]
 
 
-@pytest.mark.parametrize(("line", "call"), [("pause list", "ListPauses"), ("subject list", "ListSubjects")])
-def test_a_missing_permission_is_reported_in_the_clusters_words(meta: FakeMeta, qmq: Command, line: str, call: str) -> None:
-    meta.answers[call] = AccessDenied("app:x:1 may not describe subject 'orders': ask for `qmq acl allow`")
-    assert qmq.error(*line.split()) == (2, "error: [E123] app:x:1 may not describe subject 'orders': ask for `qmq acl allow` ")
+@pytest.mark.parametrize(
+    ("line", "call"), [("pause list", "ListPauses"), ("subject list", "ListSubjects")]
+)
+def test_a_missing_permission_is_reported_in_the_clusters_words(
+    meta: FakeMeta, qmq: Command, line: str, call: str
+) -> None:
+    meta.answers[call] = AccessDenied(
+        "app:x:1 may not describe subject 'orders': ask for `qmq acl allow`"
+    )
+    assert qmq.error(*line.split()) == (
+        2,
+        "error: [E123] app:x:1 may not describe subject 'orders': ask for `qmq acl allow` ",
+    )

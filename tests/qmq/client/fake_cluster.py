@@ -121,7 +121,9 @@ class FakeBroker:
         self.is_connected_to.set()
         try:
             while not peer.is_cut:
-                length, kind, _, _, number, deadline_ms = HEADER.unpack(await reader.readexactly(HEADER_BYTES))
+                length, kind, _, _, number, deadline_ms = HEADER.unpack(
+                    await reader.readexactly(HEADER_BYTES)
+                )
                 payload = await reader.readexactly(length - HEADER_BYTES)
                 self._receive(peer, Frame(kind, number, deadline_ms, memoryview(payload)))
         except (OSError, asyncio.IncompleteReadError):
@@ -188,7 +190,10 @@ class FakePartition:
             return self._bases[key]
         if self.is_sealed:
             raise RouteChanged(f"partition {self.part.number} is sealed")
-        newest = max([number for producer_id, number in self._bases if producer_id == sent.producer_id], default=-1)
+        newest = max(
+            [number for producer_id, number in self._bases if producer_id == sent.producer_id],
+            default=-1,
+        )
         if session_of(sent.number) < session_of(newest):
             raise ProducerFenced("its sender has given it up")
         if sent.number != newest + 1 and not begins_session(sent.number):
@@ -203,13 +208,18 @@ class FakePartition:
 class FakeOrder:
     """The ordered subject of a cluster: its route, and what is stored in all its partitions."""
 
-    def __init__(self, groups: Sequence[FakeGroup], order: str = "strict", logical_partitions: int = 8) -> None:
+    def __init__(
+        self, groups: Sequence[FakeGroup], order: str = "strict", logical_partitions: int = 8
+    ) -> None:
         self.order = order
         self.groups = {group.name: group for group in groups}
         self.partitions: dict[int, FakePartition] = {}
         self.fenced: set[int] = set()
         width = logical_partitions // len(groups)
-        parts = [PhysicalPartition(at + 1, LpRange(at * width, (at + 1) * width), group.name) for at, group in enumerate(groups)]
+        parts = [
+            PhysicalPartition(at + 1, LpRange(at * width, (at + 1) * width), group.name)
+            for at, group in enumerate(groups)
+        ]
         self.route = Route(1, logical_partitions, len(parts) + 1, tuple(parts))
         for group in groups:
             group.is_ordered = True
@@ -218,20 +228,36 @@ class FakeOrder:
     def _open(self, parts: Sequence[PhysicalPartition]) -> None:
         for part in parts:
             if part.number not in self.partitions:
-                self.partitions[part.number] = self.groups[part.group].partitions[part.number] = FakePartition(part)
+                self.partitions[part.number] = self.groups[part.group].partitions[part.number] = (
+                    FakePartition(part)
+                )
 
     def seal(self, *numbers: int) -> None:
         for number in numbers:
             self.partitions[number].is_sealed = True
 
-    def publish(self, sources: Sequence[int], targets: Sequence[tuple[int, int, str]], *, fenced: bool = False) -> None:
+    def publish(
+        self,
+        sources: Sequence[int],
+        targets: Sequence[tuple[int, int, str]],
+        *,
+        fenced: bool = False,
+    ) -> None:
         """Publish the next route, in which sealed sources are replaced, without notifying clients."""
         self.seal(*sources)
         route = self.route
-        made = [PhysicalPartition(route.next_number + at, LpRange(first, end), group) for at, (first, end, group) in enumerate(targets)]
-        parts = sorted([part for part in route.partitions if part.number not in sources] + made, key=lambda part: part.range)
+        made = [
+            PhysicalPartition(route.next_number + at, LpRange(first, end), group)
+            for at, (first, end, group) in enumerate(targets)
+        ]
+        parts = sorted(
+            [part for part in route.partitions if part.number not in sources] + made,
+            key=lambda part: part.range,
+        )
         self._open(made)
-        self.route = Route(route.version + 1, route.logical_partitions, route.next_number + len(made), tuple(parts))
+        self.route = Route(
+            route.version + 1, route.logical_partitions, route.next_number + len(made), tuple(parts)
+        )
         self.fenced.update(sources if fenced else ())
 
     def located(self) -> tuple[pb.SubjectSettings, pb.OrderedRoute]:
@@ -245,9 +271,14 @@ class FakeOrder:
             for part in self.route.partitions
         ]
         route = pb.OrderedRoute(
-            version=self.route.version, logical_partitions=self.route.logical_partitions, partitions=parts, fenced=sorted(self.fenced)
+            version=self.route.version,
+            logical_partitions=self.route.logical_partitions,
+            partitions=parts,
+            fenced=sorted(self.fenced),
         )
-        return pb.SubjectSettings(order=self.order, logical_partitions=self.route.logical_partitions), route
+        return pb.SubjectSettings(
+            order=self.order, logical_partitions=self.route.logical_partitions
+        ), route
 
     @property
     def stored(self) -> dict[bytes, list[bytes]]:
@@ -329,7 +360,9 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
         self.groups = list(groups)
         self.can_push = can_push
         self.located: list[str] = []
-        self.answer: Callable[[str], list[pb.QueueRoute]] = lambda _: [route(each) for each in self.groups]
+        self.answer: Callable[[str], list[pb.QueueRoute]] = lambda _: [
+            route(each) for each in self.groups
+        ]
         self.order: FakeOrder | None = None
         self.watchers: list[asyncio.Queue[pb.WatchResponse | None]] = []
         self.is_watched = asyncio.Event()
@@ -343,9 +376,13 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
         if request.subject == "none":
             raise UnknownSubject("there is no subject 'none'")
         settings, ordered = self.order.located() if self.order is not None else (None, None)
-        return pb.LocateResponse(routes=self.answer(request.subject), settings=settings, route=ordered)
+        return pb.LocateResponse(
+            routes=self.answer(request.subject), settings=settings, route=ordered
+        )
 
-    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
+    async def Watch(
+        self, request: pb.WatchRequest, context: Any
+    ) -> AsyncIterator[pb.WatchResponse]:
         self.is_watched.set()
         if not self.can_push:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such call")
@@ -376,7 +413,12 @@ class FakeMeta(meta_pb2_grpc.MetaServicer):
 def route(group: FakeGroup) -> pb.QueueRoute:
     """A metaserver's answer about a group that hosts the subject."""
     address = group.master.address if group.master is not None else ""
-    return pb.QueueRoute(broker_group=group.name, data_address=address, epoch=group.epoch, is_writable=group.is_writable)
+    return pb.QueueRoute(
+        broker_group=group.name,
+        data_address=address,
+        epoch=group.epoch,
+        is_writable=group.is_writable,
+    )
 
 
 class Cluster(NamedTuple):
@@ -396,11 +438,16 @@ class Cluster(NamedTuple):
 
 
 @asynccontextmanager
-async def cluster(groups: int = 2, *, metas: int = 1, can_push: bool = False, timing: ClientTiming = TIMING) -> AsyncIterator[Cluster]:
+async def cluster(
+    groups: int = 2, *, metas: int = 1, can_push: bool = False, timing: ClientTiming = TIMING
+) -> AsyncIterator[Cluster]:
     """A cluster with a client."""
     made = [FakeGroup(f"g{number}") for number in range(groups)]
     servers = [FakeMeta(made, can_push=can_push) for _ in range(metas)]
-    async with serving(made, servers), qmq.Client([meta.address for meta in servers], timing=timing) as mq:
+    async with (
+        serving(made, servers),
+        qmq.Client([meta.address for meta in servers], timing=timing) as mq,
+    ):
         yield Cluster(servers, made, mq)
 
 
@@ -422,7 +469,12 @@ async def serving(groups: Sequence[FakeGroup], metas: Sequence[FakeMeta]) -> Asy
 
 @asynccontextmanager
 async def ordered_cluster(
-    groups: int = 2, *, metas: int = 1, can_push: bool = False, order: str = "strict", timing: ClientTiming = TIMING
+    groups: int = 2,
+    *,
+    metas: int = 1,
+    can_push: bool = False,
+    order: str = "strict",
+    timing: ClientTiming = TIMING,
 ) -> AsyncIterator[tuple[Cluster, FakeOrder]]:
     """A cluster whose one subject is ordered, with a partition on each broker group."""
     async with cluster(groups, metas=metas, can_push=can_push, timing=timing) as it:
@@ -434,7 +486,9 @@ async def ordered_cluster(
 
 def batch(bodies: list[bytes], base: int, subject: str = "s") -> bytes:
     """A stored batch, as a delivery contains it."""
-    envelope, region = encode(subject.encode(), Columns(bodies), producer_id=1, batch_sequence=base, create_time_ms=1)
+    envelope, region = encode(
+        subject.encode(), Columns(bodies), producer_id=1, batch_sequence=base, create_time_ms=1
+    )
     total, region_crc = sent_sizes(envelope)
     return place(Kind.DATA, total, region_crc, base, 1, 1, 1, 0) + region
 
@@ -470,7 +524,11 @@ class FakeDelayGroup(FakeGroup):
     def serve(self, _: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
         """Store once, and answer."""
         base = self.keep(request, sent)
-        peer.answer(request, FrameKind.PRODUCED, wire.pack_produced([wire.Produced(base, self.next_append_ms)]))
+        peer.answer(
+            request,
+            FrameKind.PRODUCED,
+            wire.pack_produced([wire.Produced(base, self.next_append_ms)]),
+        )
 
     def keep(self, request: Frame, sent: Sent) -> int:
         """Store a batch once; its first sequence."""
@@ -491,15 +549,25 @@ def read(region: bytes) -> list[Kept]:
     assert due_times_ms is not None
     count = view.count
     columns = zip(
-        view.bodies(), due_times_ms, view.keys() or [b""] * count, view.tags() or [()] * count, view.headers() or [{}] * count, strict=True
+        view.bodies(),
+        due_times_ms,
+        view.keys() or [b""] * count,
+        view.tags() or [()] * count,
+        view.headers() or [{}] * count,
+        strict=True,
     )
-    return [Kept(view.subject, body, due, view.header.flags, key, tags, headers) for body, due, key, tags, headers in columns]
+    return [
+        Kept(view.subject, body, due, view.header.flags, key, tags, headers)
+        for body, due, key, tags, headers in columns
+    ]
 
 
 class FakeDelayMeta(FakeMeta):
     """A metaserver that knows delay groups. `answers` has, by the call's name, what each further call gets; the last one stays."""
 
-    def __init__(self, groups: Sequence[FakeGroup], delays: Sequence[FakeDelayGroup], *, can_push: bool) -> None:
+    def __init__(
+        self, groups: Sequence[FakeGroup], delays: Sequence[FakeDelayGroup], *, can_push: bool
+    ) -> None:
         super().__init__(groups, can_push=can_push)
         self.delays = list(delays)
         self.asked_delayed: list[str] = []
@@ -512,7 +580,11 @@ class FakeDelayMeta(FakeMeta):
         if request.subject == "none":
             raise UnknownSubject("there is no subject 'none'")
         settings, ordered = self.order.located() if self.order is not None else (None, None)
-        routes = [route(each) for each in (self.delays if request.delayed else self.groups) if each.master is not None]
+        routes = [
+            route(each)
+            for each in (self.delays if request.delayed else self.groups)
+            if each.master is not None
+        ]
         if not routes:
             raise NotConnected("there is no delay group: start `qmq delay`")
         return pb.LocateResponse(routes=routes, settings=settings, route=ordered)
@@ -594,7 +666,16 @@ async def delay_cluster(
 
 def message(id: str, **fields: Any) -> delay_pb2.DelayedMessage:
     """A message in a delay group's answer."""
-    return delay_pb2.DelayedMessage(**{"id": id, "subject": "s", "message_id": id[:32], "state": "pending", "group": "d0", **fields})
+    return delay_pb2.DelayedMessage(
+        **{
+            "id": id,
+            "subject": "s",
+            "message_id": id[:32],
+            "state": "pending",
+            "group": "d0",
+            **fields,
+        }
+    )
 
 
 class FakeQueue:
@@ -665,8 +746,14 @@ class FakeQueue:
         peer, request = self.pulls.pop(0)
         pull, first = self.next, self.next if base is None else base
         self.next += len(bodies)
-        ranges = [Range(first + at, 1, attempt, 0) for at, attempt in enumerate(attempts)] or [Range(first, len(bodies), 1, 0)]
-        peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, pull, ranges, 1) + batch(bodies, first))
+        ranges = [Range(first + at, 1, attempt, 0) for at, attempt in enumerate(attempts)] or [
+            Range(first, len(bodies), 1, 0)
+        ]
+        peer.answer(
+            request,
+            FrameKind.MESSAGES,
+            wire.pack_delivery(1, pull, ranges, 1) + batch(bodies, first),
+        )
 
     def resume(self) -> None:
         """The next consumer that attaches still holds its deliveries."""

@@ -33,7 +33,11 @@ WHOLE = LpRange(0, N)
 
 def key_in(lps: LpRange, number: int = 0) -> bytes:
     """The `number`-th key whose logical partition is in a range."""
-    found = (key for each in range(10_000) if lps.first <= logical_partition(key := f"k{each}".encode(), N) < lps.end)
+    found = (
+        key
+        for each in range(10_000)
+        if lps.first <= logical_partition(key := f"k{each}".encode(), N) < lps.end
+    )
     return next(key for place_, key in enumerate(found) if place_ == number)
 
 
@@ -66,15 +70,25 @@ class FakePartition:
         base = len(self.messages)
         stored = [Stored(key, logical_partition(key, N), body) for key, body in messages]
         columns = Columns(
-            [each.body for each in stored], keys=[each.key for each in stored], logical_partitions=[each.lp for each in stored]
+            [each.body for each in stored],
+            keys=[each.key for each in stored],
+            logical_partitions=[each.lp for each in stored],
         )
-        envelope, region = encode(b"s", columns, producer_id=1, batch_sequence=base, create_time_ms=1)
+        envelope, region = encode(
+            b"s", columns, producer_id=1, batch_sequence=base, create_time_ms=1
+        )
         total, region_crc = sent_sizes(envelope)
-        self.batches.append((base, len(stored), place(Kind.DATA, total, region_crc, base, 1, 1, 1, 0) + region))
+        self.batches.append(
+            (base, len(stored), place(Kind.DATA, total, region_crc, base, 1, 1, 1, 0) + region)
+        )
         self.messages += stored
 
     def is_open(self, sequence: int, lps: LpRange) -> bool:
-        return sequence < len(self.messages) and lps.first <= self.messages[sequence].lp < lps.end and sequence not in self.done
+        return (
+            sequence < len(self.messages)
+            and lps.first <= self.messages[sequence].lp < lps.end
+            and sequence not in self.done
+        )
 
     def position(self, lps: LpRange) -> int:
         return next((each for each in range(self.length) if self.is_open(each, lps)), self.length)
@@ -152,7 +166,11 @@ class FakeLanes:
 
     def take_away(self, *, consumer: str = "", partition: int = 0) -> None:
         """End the leases: these grants are void, and their consumers learn it only at their next request."""
-        void = [each for each in self.grants if consumer in ("", each.consumer) and partition in (0, each.partition)]
+        void = [
+            each
+            for each in self.grants
+            if consumer in ("", each.consumer) and partition in (0, each.partition)
+        ]
         self.grants = [each for each in self.grants if each not in void]
         self._pulls = [each for each in self._pulls if self._grant(each[2].token) is not None]
 
@@ -184,7 +202,13 @@ class FakeLanes:
 
     def verdicts(self, verdict: LaneVerdict, number: int = 1) -> list[LaneSettlement]:
         """All verdicts of a kind that arrived and were valid."""
-        return [one for each in self.settled if each.partition == number for one in each.settlements if one.verdict == verdict]
+        return [
+            one
+            for each in self.settled
+            if each.partition == number
+            for one in each.settlements
+            if one.verdict == verdict
+        ]
 
     # --- what a broker does ----------------------------------------------------------------------------------------------
 
@@ -195,12 +219,18 @@ class FakeLanes:
         asked = wire.LaneAttach.unpack(request.payload)
         self.attaches.append(asked)
         lps, partition = LpRange(asked.first, asked.end), self.partitions.get(asked.partition)
-        overlapping = [each for each in self.grants if each.partition == asked.partition and each.lps.overlaps(lps)]
+        overlapping = [
+            each
+            for each in self.grants
+            if each.partition == asked.partition and each.lps.overlaps(lps)
+        ]
         if partition is None or partition.version != asked.version:
             return peer.refuse(request, LaneNotOpen("not open here"))
         if any(each.consumer != asked.consumer for each in overlapping):
             return peer.refuse(request, LaneHeld("another consumer has it", retry_after_ms=10))
-        kept = next((each for each in overlapping if each.token == asked.token and each.lps == lps), None)
+        kept = next(
+            (each for each in overlapping if each.token == asked.token and each.lps == lps), None
+        )
         if kept is None:
             self.grants = [each for each in self.grants if each not in overlapping]
             kept = Grant(asked.partition, lps, asked.consumer, self.next_token)
@@ -208,9 +238,20 @@ class FakeLanes:
             self.next_token += 1
         number, self._next_session = self._next_session, self._next_session + 1
         self._sessions[number] = Session(peer, kept.token)
-        parked = [key.hex() for key in partition.parked if lps.first <= logical_partition(key, N) < lps.end]
+        parked = [
+            key.hex()
+            for key in partition.parked
+            if lps.first <= logical_partition(key, N) < lps.end
+        ]
         is_resumed = int(kept.token == asked.token)
-        answer = wire.LaneAttached(number, kept.token, min(asked.lease_ms, self.lease_ms_max), partition.position(lps), is_resumed, parked)
+        answer = wire.LaneAttached(
+            number,
+            kept.token,
+            min(asked.lease_ms, self.lease_ms_max),
+            partition.position(lps),
+            is_resumed,
+            parked,
+        )
         peer.answer(request, FrameKind.LANE_ATTACHED, answer.pack())
 
     def _held_by(self, peer: Peer, number: int, token: int | None = None) -> Grant:
@@ -241,7 +282,11 @@ class FakeLanes:
         if at == pull.sequence and not is_end:
             self._pulls.append((peer, request, pull))
             return None
-        peer.answer(request, FrameKind.LANE_MESSAGES, _delivery(pull.session, partition, wanted, at, is_end=is_end))
+        peer.answer(
+            request,
+            FrameKind.LANE_MESSAGES,
+            _delivery(pull.session, partition, wanted, at, is_end=is_end),
+        )
         return None
 
     def _settle(self, peer: Peer, request: Frame) -> None:
@@ -268,7 +313,9 @@ class FakeLanes:
             return
         if each.verdict == LaneVerdict.PARKED and each.first not in partition.done:
             partition.parked.setdefault(partition.messages[each.first].key, []).append(each.first)
-        partition.done.update(one for one in range(each.first, each.last + 1) if partition.is_open(one, lps))
+        partition.done.update(
+            one for one in range(each.first, each.last + 1) if partition.is_open(one, lps)
+        )
 
     def _heartbeat(self, peer: Peer, request: Frame) -> None:
         try:
@@ -288,15 +335,21 @@ class FakeLanes:
         peer.answer(request, FrameKind.OK)
 
 
-def _delivery(session: int, partition: FakePartition, wanted: list[int], following: int, *, is_end: bool) -> bytes:
+def _delivery(
+    session: int, partition: FakePartition, wanted: list[int], following: int, *, is_end: bool
+) -> bytes:
     """LANE_MESSAGES: whole batches, and a range for each message."""
     ranges: list[Range] = []
     batches: list[bytes] = []
     for base, count, data in partition.batches:
         inside = [each for each in wanted if base <= each < base + count]
-        ranges += [Range(each, 1, 1 + partition.failures.get(each, 0), len(batches)) for each in inside]
+        ranges += [
+            Range(each, 1, 1 + partition.failures.get(each, 0), len(batches)) for each in inside
+        ]
         batches += [data] if inside else []
-    head = wire.pack_lane_delivery(wire.LaneDelivery(session, following, is_end, ranges, len(batches)))
+    head = wire.pack_lane_delivery(
+        wire.LaneDelivery(session, following, is_end, ranges, len(batches))
+    )
     return head + b"".join(batches)
 
 
@@ -355,7 +408,9 @@ class LaneMeta(FakeMeta):
 
 
 def _lane(each: pb.AssignedLane) -> Lane:
-    return Lane(each.partition, LpRange(each.lps.first, each.lps.end), each.broker_group, each.version)
+    return Lane(
+        each.partition, LpRange(each.lps.first, each.lps.end), each.broker_group, each.version
+    )
 
 
 def lane(partition: int = 1, lps: LpRange = WHOLE, *, group: str = "g0", version: int = 1) -> Lane:

@@ -42,8 +42,12 @@ SAID = [
 ]
 
 
-def origin_of(broker_group: str = "g0", *, incarnation: str = "abc", group: str = "ops", name: str = "c1") -> SpoolOwner:
-    return SpoolOwner(broker_group, Attach("s", 0, group, name, incarnation, 12, RESUME, 30_000, ["t"], []))
+def origin_of(
+    broker_group: str = "g0", *, incarnation: str = "abc", group: str = "ops", name: str = "c1"
+) -> SpoolOwner:
+    return SpoolOwner(
+        broker_group, Attach("s", 0, group, name, incarnation, 12, RESUME, 30_000, ["t"], [])
+    )
 
 
 def file_of(store: AckSpool, origin: SpoolOwner | None = None, now_ms: int = NOW_MS) -> SpoolFile:
@@ -70,7 +74,10 @@ def store(tmp_path: Path) -> AckSpool:
 
 def test_what_was_written_is_read() -> None:
     data = pack_origin(origin_of()) + pack_verdicts(SAID[:2], 5) + pack_verdicts(SAID[2:], 6)
-    assert unpack(data) == (origin_of(), [SpooledAck(each, 5) for each in SAID[:2]] + [SpooledAck(each, 6) for each in SAID[2:]])
+    assert unpack(data) == (
+        origin_of(),
+        [SpooledAck(each, 5) for each in SAID[:2]] + [SpooledAck(each, 6) for each in SAID[2:]],
+    )
 
 
 def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
@@ -78,7 +85,10 @@ def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
     for end in range(len(data)):
         lines = data[:end].count(b"\n")
         if lines:
-            assert unpack(data[:end]) == (origin_of(), [SpooledAck(each, 5) for each in SAID[: lines - 1]])
+            assert unpack(data[:end]) == (
+                origin_of(),
+                [SpooledAck(each, 5) for each in SAID[: lines - 1]],
+            )
         else:
             with pytest.raises(ValueError, match=r"."):
                 unpack(data[:end])
@@ -96,7 +106,16 @@ def test_a_file_cut_anywhere_has_all_lines_before_the_cut() -> None:
         lambda lines: [lines[0], lines[1].replace(b"ACK", b"MAYBE"), *lines[2:]],
         lambda lines: [b"[" * 100_000],
     ],
-    ids=["no-head", "newer", "no-number", "no-verdict", "no-text", "backwards", "no-such-verdict", "deep"],
+    ids=[
+        "no-head",
+        "newer",
+        "no-number",
+        "no-verdict",
+        "no-text",
+        "backwards",
+        "no-such-verdict",
+        "deep",
+    ],
 )
 def test_damage_is_reported(damage: object) -> None:
     lines = (pack_origin(origin_of()) + pack_verdicts(SAID, 5)).splitlines()
@@ -110,14 +129,18 @@ def test_delays_begin_at_the_verdict_and_void_verdicts_are_not_sent() -> None:
     later = still_to_say(kept, 8, 21_000)
     assert later == [*SAID[:2], Settlement(6, 7, NACK, 40_000, "x")]
     assert still_to_say(kept, 100, 10**9)[2].delay_ms == 0
-    assert still_to_say(kept, 100, 0)[2].delay_ms == 60_000, "a clock that was set back makes nothing longer"
+    assert still_to_say(kept, 100, 0)[2].delay_ms == 60_000, (
+        "a clock that was set back makes nothing longer"
+    )
     assert still_to_say(kept, 0, 0) == []
 
 
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_written_until_there_is_something_to_write_and_nothing_stays(store: AckSpool, tmp_path: Path) -> None:
+def test_nothing_is_written_until_there_is_something_to_write_and_nothing_stays(
+    store: AckSpool, tmp_path: Path
+) -> None:
     file = file_of(store)
     assert not list(tmp_path.iterdir())
     assert left(store) == []
@@ -164,7 +187,9 @@ def test_a_rewritten_file_has_the_new_content_and_stays_locked(store: AckSpool) 
     assert [kept for _, kept in left(store)] == [[SpooledAck(SAID[0], NOW_MS)]]
 
 
-def test_a_waiter_for_a_deleted_file_gets_nothing(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_for_a_deleted_file_gets_nothing(
+    store: AckSpool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
@@ -181,7 +206,9 @@ def test_a_waiter_for_a_deleted_file_gets_nothing(store: AckSpool, monkeypatch: 
     assert left(store) == []
 
 
-def test_files_of_other_subjects_groups_and_clusters_are_not_ours(store: AckSpool, tmp_path: Path) -> None:
+def test_files_of_other_subjects_groups_and_clusters_are_not_ours(
+    store: AckSpool, tmp_path: Path
+) -> None:
     for file in (file_of(store, origin_of(group="other")), file_of(AckSpool(tmp_path, ["meta:2"]))):
         file.rewrite(SAID)
         file.leave()
@@ -202,7 +229,9 @@ def test_the_addresses_may_be_in_any_order(tmp_path: Path) -> None:
     assert len(left(AckSpool(tmp_path, ["b:1", "a:1"]))) == 1
 
 
-def test_what_cannot_be_read_is_set_aside_with_a_warning(store: AckSpool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_read_is_set_aside_with_a_warning(
+    store: AckSpool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for incarnation in ("a", "b"):
         file = file_of(store, origin_of(incarnation=incarnation))
         file.rewrite(SAID)
@@ -218,7 +247,9 @@ def test_what_cannot_be_read_is_set_aside_with_a_warning(store: AckSpool, tmp_pa
     assert not caplog.text
 
 
-def test_verdicts_older_than_a_week_are_dropped_with_a_warning(store: AckSpool, caplog: pytest.LogCaptureFixture) -> None:
+def test_verdicts_older_than_a_week_are_dropped_with_a_warning(
+    store: AckSpool, caplog: pytest.LogCaptureFixture
+) -> None:
     file = file_of(store)
     file.rewrite(SAID)
     file.leave()
@@ -253,7 +284,9 @@ def test_a_full_disk_is_a_warning_and_earlier_writes_no_longer_count(
     file.clear()
 
 
-def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(
+    store: AckSpool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, original = file_of(store), os.write
     file.rewrite(SAID[:1])
     taken = 0
@@ -270,10 +303,14 @@ def test_half_a_line_on_a_full_disk_costs_no_verdict_before_or_after(store: AckS
         file.append(SAID[1:2])
     file.append(SAID[2:])
     file.leave()
-    assert [kept for _, kept in left(store)] == [[SpooledAck(each, NOW_MS) for each in (SAID[0], *SAID[2:])]]
+    assert [kept for _, kept in left(store)] == [
+        [SpooledAck(each, NOW_MS) for each in (SAID[0], *SAID[2:])]
+    ]
 
 
-def test_a_write_that_takes_a_part_only_continues(store: AckSpool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_takes_a_part_only_continues(
+    store: AckSpool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = os.write
     monkeypatch.setattr(settlements.os, "write", lambda fd, data: original(fd, data[:7]))
     file = file_of(store)

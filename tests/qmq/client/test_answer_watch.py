@@ -19,7 +19,11 @@ class CountingLoop(asyncio.SelectorEventLoop):
     timers = 0
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         self.timers += 1
         return super().call_at(when, callback, *args, context=context)
@@ -57,7 +61,10 @@ def test_a_destination_that_has_answered_everything_is_not_looked_at() -> None:
 
     async def work(loop: CountingLoop) -> None:
         watch, ended = AnswerWatch(AFTER_S), asyncio.Event()
-        silent, answering = (lambda _: looked.append("silent")), (lambda _: looked.append("answering"))
+        silent, answering = (
+            (lambda _: looked.append("silent")),
+            (lambda _: looked.append("answering")),
+        )
         loop.timers = 0
         for _ in range(100):
             watch.expect(answering, 0, loop)

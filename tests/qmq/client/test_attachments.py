@@ -17,7 +17,14 @@ import qmq
 from qmq.client.connection.connection import TIMING, ClientTiming
 from qmq.client.consuming.attachment import MANY, Attachment
 from qmq.client.consuming.consumer import TURN_MESSAGES
-from qmq.errors import MessagesExpired, NoQuorum, NotMaster, ProtocolViolation, StaleDelivery, UnknownConsumer
+from qmq.errors import (
+    MessagesExpired,
+    NoQuorum,
+    NotMaster,
+    ProtocolViolation,
+    StaleDelivery,
+    UnknownConsumer,
+)
 from qmq.log.actions import Begin, Join, PullAction, Pulled, Return, SettleAction
 from qmq.log.group_state import GroupState
 from qmq.log.queue import apply_to
@@ -110,7 +117,10 @@ async def test_what_the_new_master_knows_of_is_still_ours(it: Cluster) -> None:
     await queue.deliver(0, [b"0", b"1", b"2", b"3", b"4"])
     seen = await pulling
     await queue.fail_over(5)
-    assert (queue.attaches[-1].received, queue.attaches[-1].incarnation) == (4, queue.attaches[0].incarnation)
+    assert (queue.attaches[-1].received, queue.attaches[-1].incarnation) == (
+        4,
+        queue.attaches[0].incarnation,
+    )
     assert (await consumer.pull(10)).bodies == [b"3", b"4"], "what nobody saw is not dropped"
     await seen.ack_sync()
     assert (queue.verdicts(), consumer.stale) == ([(0, 2)], 0)
@@ -121,7 +131,9 @@ def kept(queue: Queue) -> int:
     return wire.unpack_pull(queue.pulls[0][1].payload).kept
 
 
-async def first_pull(it: Cluster, queue: Queue, delivery: bytes) -> tuple[qmq.Consumer, qmq.Messages]:
+async def first_pull(
+    it: Cluster, queue: Queue, delivery: bytes
+) -> tuple[qmq.Consumer, qmq.Messages]:
     """A consumer, and what its first pull got, which names no batch."""
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(2))
@@ -136,7 +148,9 @@ async def test_a_pull_names_the_batch_in_which_the_last_delivery_ended(it: Clust
     queue = Queue(it.groups[0])
     queue.attached = wire.Attached(1, 30_000, 0, 0, knows_kept=1)
     whole = batch([b"0", b"1", b"2"], 7)
-    consumer, pulled = await first_pull(it, queue, wire.pack_delivery(1, 0, [Range(7, 2, 1, 0)], 1) + whole)
+    consumer, pulled = await first_pull(
+        it, queue, wire.pack_delivery(1, 0, [Range(7, 2, 1, 0)], 1) + whole
+    )
     assert pulled.bodies == [b"0", b"1"]
     await eventually(lambda: bool(queue.pulls))
     assert kept(queue) == 7
@@ -149,7 +163,9 @@ async def test_a_pull_names_the_batch_in_which_the_last_delivery_ended(it: Clust
 
 async def test_a_pull_names_no_batch_to_a_broker_that_does_not_know_of_it(it: Cluster) -> None:
     queue = Queue(it.groups[0])
-    _, pulled = await first_pull(it, queue, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0))
+    _, pulled = await first_pull(
+        it, queue, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0)
+    )
     assert pulled.bodies == [b"0"]
     await eventually(lambda: bool(queue.pulls))
     assert len(queue.pulls[0][1].payload) == 16
@@ -158,7 +174,9 @@ async def test_a_pull_names_no_batch_to_a_broker_that_does_not_know_of_it(it: Cl
 async def test_a_pull_names_no_batch_of_an_earlier_session(it: Cluster) -> None:
     queue = Queue(it.groups[0])
     queue.attached = wire.Attached(1, 30_000, 0, 0, knows_kept=1)
-    _, pulled = await first_pull(it, queue, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0))
+    _, pulled = await first_pull(
+        it, queue, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"0", b"1"], 0)
+    )
     assert pulled.bodies == [b"0"]
     await eventually(lambda: bool(queue.pulls) and kept(queue) == 0)
     before = len(queue.attaches)
@@ -207,7 +225,9 @@ async def test_what_was_handed_out_and_never_arrived_is_skipped(it: Cluster) -> 
     assert (queue.verdicts(), consumer.stale) == ([(0, 1), (7, 8)], 0)
 
 
-async def test_the_tail_a_new_master_forgot_is_void_and_its_numbers_mean_other_messages(it: Cluster) -> None:
+async def test_the_tail_a_new_master_forgot_is_void_and_its_numbers_mean_other_messages(
+    it: Cluster,
+) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(6))
@@ -255,7 +275,9 @@ async def test_several_failovers_each_void_their_own_tail(it: Cluster) -> None:
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-async def test_a_group_that_does_not_know_us_any_more_voids_everything(it: Cluster, is_seen: bool) -> None:
+async def test_a_group_that_does_not_know_us_any_more_voids_everything(
+    it: Cluster, is_seen: bool
+) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(3 if is_seen else 1))
@@ -273,7 +295,9 @@ async def test_a_group_that_does_not_know_us_any_more_voids_everything(it: Clust
     assert queue.attaches[-1].received == 22
 
 
-async def test_a_verdict_whose_answer_was_lost_is_sent_again_if_it_is_still_ours(it: Cluster) -> None:
+async def test_a_verdict_whose_answer_was_lost_is_sent_again_if_it_is_still_ours(
+    it: Cluster,
+) -> None:
     queue = Queue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(10))
@@ -293,7 +317,9 @@ async def test_a_verdict_whose_answer_was_lost_is_sent_again_if_it_is_still_ours
     await waiting
     await eventually(lambda: len(queue.settled) == 2)
     assert sorted(queue.verdicts()) == [(2, 2), (3, 3)]
-    assert consumer.stale == 1, "the nack of 7; that the others settle nothing now means that they were settled before"
+    assert consumer.stale == 1, (
+        "the nack of 7; that the others settle nothing now means that they were settled before"
+    )
 
 
 async def test_a_verdict_that_was_never_sent_waits_for_the_new_master(it: Cluster) -> None:
@@ -317,8 +343,13 @@ async def test_a_verdict_that_was_never_sent_waits_for_the_new_master(it: Cluste
     assert sorted(queue.verdicts()) == [(0, 0), (1, 1)]
 
 
-@pytest.mark.parametrize("failure", [NotMaster("moved"), NotMaster("staged", outcome=UNKNOWN), UnknownConsumer("no session")])
-async def test_a_verdict_that_is_refused_because_the_session_is_over_is_sent_in_the_next(it: Cluster, failure: Exception) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [NotMaster("moved"), NotMaster("staged", outcome=UNKNOWN), UnknownConsumer("no session")],
+)
+async def test_a_verdict_that_is_refused_because_the_session_is_over_is_sent_in_the_next(
+    it: Cluster, failure: Exception
+) -> None:
     (group,) = it.groups
     queue = Queue(group)
     consumer = it.mq.consumer("s", "g", ack="explicit")
@@ -375,7 +406,11 @@ async def test_a_delivery_of_the_old_master_that_comes_after_we_left_is_not_take
         group.fail_over()
         it.meta.push(groups=["g0"])
         await eventually(lambda: len(queue.attaches) == 2)
-        peer.answer(request, FrameKind.MESSAGES, wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"old"], 0))
+        peer.answer(
+            request,
+            FrameKind.MESSAGES,
+            wire.pack_delivery(1, 0, [Range(0, 1, 1, 0)], 1) + batch([b"old"], 0),
+        )
         await queue.deliver(0, [b"new"])
         assert (await pulling).bodies == [b"new"]
 
@@ -392,9 +427,16 @@ async def test_groups_are_consumed_in_turn_and_verdicts_go_to_the_messages_group
         await eventually(lambda: all(len(each.slices) > 0 for each in consumer.attachments))
         while len(messages) < 450:
             messages.append(await anext(consumer))
-        assert Counter(message.broker_group for message in messages) == {"g0": 150, "g1": 150, "g2": 150}
+        assert Counter(message.broker_group for message in messages) == {
+            "g0": 150,
+            "g1": 150,
+            "g2": 150,
+        }
         assert all(int(message.body) == int(message.broker_group[1:]) for message in messages)
-        turns = [len(list(turn)) for _, turn in groupby(messages[1:], key=lambda message: message.broker_group)]
+        turns = [
+            len(list(turn))
+            for _, turn in groupby(messages[1:], key=lambda message: message.broker_group)
+        ]
         assert max(turns) <= TURN_MESSAGES + 1, "nobody is served until another one is empty"
         await consumer.close()
         for queue in queues:
@@ -480,7 +522,9 @@ async def test_a_group_that_becomes_known_later_is_consumed_too(is_pushed: bool)
             it.meta.push(subjects=["s"])
         await queues[1].deliver(0, [b"late"])
         assert (await pulling).bodies == [b"late"]
-        assert [queue.attaches[0].start for queue in queues] == ["latest", "earliest"], "what is there was sent since we came"
+        assert [queue.attaches[0].start for queue in queues] == ["latest", "earliest"], (
+            "what is there was sent since we came"
+        )
 
 
 async def test_a_group_that_is_away_does_not_keep_the_others_messages_back() -> None:
@@ -498,7 +542,9 @@ async def test_expired_messages_are_reported_to_one_group_and_the_others_continu
     async with cluster(2) as it:
         queues = [Queue(group) for group in it.groups]
         for replica in it.groups[0].replicas:
-            replica.handle[FrameKind.PULL] = lambda peer, request: peer.refuse(request, MessagesExpired("gone"))
+            replica.handle[FrameKind.PULL] = lambda peer, request: peer.refuse(
+                request, MessagesExpired("gone")
+            )
         consumer = it.mq.consumer("s", "g", ack="explicit")
         with pytest.raises(MessagesExpired):
             await consumer.pull(1)
@@ -508,7 +554,9 @@ async def test_expired_messages_are_reported_to_one_group_and_the_others_continu
         assert (await pulling).bodies == [b"x"]
 
 
-async def test_skipping_what_expired_in_one_group_does_not_move_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_skipping_what_expired_in_one_group_does_not_move_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with cluster(2) as it:
         queues = [Queue(group) for group in it.groups]
         resets: list[tuple[str, str, str | None]] = []
@@ -516,10 +564,14 @@ async def test_skipping_what_expired_in_one_group_does_not_move_the_others(monke
         async def reset(subject: str, group: str, *, to: str, broker_group: str | None) -> None:
             assert to == "earliest"
             resets.append((subject, group, broker_group))
-            it.groups[0].replicas[0].handle[FrameKind.PULL] = lambda peer, request: queues[0].pulls.append((peer, request))
+            it.groups[0].replicas[0].handle[FrameKind.PULL] = lambda peer, request: queues[
+                0
+            ].pulls.append((peer, request))
 
         monkeypatch.setattr(it.mq.metadata, "reset_group", reset)
-        it.groups[0].replicas[0].handle[FrameKind.PULL] = lambda peer, request: peer.refuse(request, MessagesExpired("gone"))
+        it.groups[0].replicas[0].handle[FrameKind.PULL] = lambda peer, request: peer.refuse(
+            request, MessagesExpired("gone")
+        )
         consumer = it.mq.consumer("s", "g", expired="skip", ack="explicit")
         pulling = asyncio.create_task(consumer.pull(1))
         await queues[0].deliver(0, [b"oldest"], base=7)
@@ -595,7 +647,9 @@ class ModelGroup:
                 self._act(Return("s", 0, "g", asked.consumer, asked.received))
         self._commit()
         next_pull = self.share.holders[asked.consumer].next_pull
-        peer.answer(request, FrameKind.ATTACHED, wire.Attached(1, 30_000, next_pull, resumed).pack())
+        peer.answer(
+            request, FrameKind.ATTACHED, wire.Attached(1, 30_000, next_pull, resumed).pack()
+        )
 
     def _pull(self, peer: Peer, request: Frame) -> None:
         most = min(wire.unpack_pull(request.payload).messages_max, self.draw.randint(1, 6))
@@ -609,8 +663,13 @@ class ModelGroup:
             return
         first = self.share.holders[self.consumer].next_pull
         self._act(PullAction("s", 0, "g", self.consumer, (pulled,)))
-        bodies = [b"%d" % number for number in range(pulled.first_sequence, pulled.first_sequence + pulled.count)]
-        head = wire.pack_delivery(1, first, [Range(pulled.first_sequence, pulled.count, pulled.attempt, 0)], 1)
+        bodies = [
+            b"%d" % number
+            for number in range(pulled.first_sequence, pulled.first_sequence + pulled.count)
+        ]
+        head = wire.pack_delivery(
+            1, first, [Range(pulled.first_sequence, pulled.count, pulled.attempt, 0)], 1
+        )
         if self.draw.random() < 0.95:
             peer.answer(request, FrameKind.MESSAGES, head + batch(bodies, pulled.first_sequence))
 
@@ -619,12 +678,16 @@ class ModelGroup:
         holder = self.share.holders[self.consumer]
         for each in settlements:
             for held in holder.held:
-                for pull in range(max(held.pull, each.first), min(held.pull + held.count - 1, each.last) + 1):
+                for pull in range(
+                    max(held.pull, each.first), min(held.pull + held.count - 1, each.last) + 1
+                ):
                     if each.verdict == ACK:
                         self.acked.append(held.first + pull - held.pull)
         asked = sum(each.last - each.first + 1 for each in settlements)
         before = self.share.unacked()
-        self._act(SettleAction("s", 0, "g", self.consumer, 0, tuple(each[:4] for each in settlements)))  # type: ignore[misc]
+        self._act(
+            SettleAction("s", 0, "g", self.consumer, 0, tuple(each[:4] for each in settlements))
+        )  # type: ignore[misc]
         settled = before - self.share.unacked()
         if self.draw.random() < 0.8:
             self._commit()
@@ -661,11 +724,17 @@ async def test_failovers_lose_no_message_and_settle_none_on_their_own(seed: int)
                     for model in models.values():
                         model.fail_over()
         for name, model in models.items():
-            assert set(model.acked) <= intended[name], f"seed={seed}: a verdict settled another message than the application's"
-            assert set(heard[name].values()) == {1}, f"seed={seed}: a message came again whose acknowledgement was answered"
+            assert set(model.acked) <= intended[name], (
+                f"seed={seed}: a verdict settled another message than the application's"
+            )
+            assert set(heard[name].values()) == {1}, (
+                f"seed={seed}: a message came again whose acknowledgement was answered"
+            )
 
 
-@pytest.mark.parametrize(("count", "order"), [(MANY, ["pull", "message"]), (MANY - 1, ["message", "pull"])])
+@pytest.mark.parametrize(
+    ("count", "order"), [(MANY, ["pull", "message"]), (MANY - 1, ["message", "pull"])]
+)
 async def test_with_many_messages_the_next_pull_leaves_first(
     it: Cluster, monkeypatch: pytest.MonkeyPatch, count: int, order: list[str]
 ) -> None:

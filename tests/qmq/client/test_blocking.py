@@ -21,8 +21,12 @@ import generate_blocking
 
 
 @pytest.mark.parametrize("module", generate_blocking.MODULES, ids=lambda module: module.path.stem)
-def test_the_committed_file_is_what_the_generator_writes(module: generate_blocking.MadeModule) -> None:
-    assert module.path.read_text() == generate_blocking.generated(module), "run tools/generate_blocking.py"
+def test_the_committed_file_is_what_the_generator_writes(
+    module: generate_blocking.MadeModule,
+) -> None:
+    assert module.path.read_text() == generate_blocking.generated(module), (
+        "run tools/generate_blocking.py"
+    )
 
 
 async def test_administration_waits_for_its_answer_and_raises_typed_errors(node: Node) -> None:
@@ -46,7 +50,10 @@ async def test_threads_share_a_client_and_a_closed_one_says_so(node: Node) -> No
                 receipts = list(senders.map(lambda body: mq.send("s", body), bodies))
             assert len({each.id for each in receipts}) == 8
             with mq.consumer("s", "g") as consumer:
-                assert sorted(message.body for _, message in zip(bodies, consumer, strict=False)) == bodies
+                assert (
+                    sorted(message.body for _, message in zip(bodies, consumer, strict=False))
+                    == bodies
+                )
             administration = mq.metadata
         with pytest.raises(ClientClosed):
             administration.cluster()
@@ -71,7 +78,9 @@ os.waitpid(pid, 0)
 mq.send("s", b"parent again")
 mq.close()
 """
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", script, node.address, stdout=asyncio.subprocess.PIPE)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, node.address, stdout=asyncio.subprocess.PIPE
+    )
     said, _ = await child.communicate()
     assert (b"made before a fork" in said, child.returncode) == (True, 0)
 

@@ -29,20 +29,28 @@ async def bodies(messages: AsyncIterator[BrowsedMessage]) -> list[bytes]:
 
 def fetching_tasks() -> list[asyncio.Task[object]]:
     """The tasks of this loop that fetch a page for a browse."""
-    return [each for each in asyncio.all_tasks() if getattr(each.get_coro(), "__name__", "") == "_fetch"]
+    return [
+        each for each in asyncio.all_tasks() if getattr(each.get_coro(), "__name__", "") == "_fetch"
+    ]
 
 
-async def test_every_stored_message_is_shown_once_and_no_group_is_affected(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_stored_message_is_shown_once_and_no_group_is_affected(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(browsing, "PAGE_BYTES", 2_000)  # many pages
     sent = [b"%03d" % number for number in range(300)]
     async with qmq.connect(node.address) as mq:
         async with mq.producer("s", batch_messages=7) as producer:
-            await producer.send_many(sent[:100], tags=[["odd"] if number % 2 else ["even"] for number in range(100)])
+            await producer.send_many(
+                sent[:100], tags=[["odd"] if number % 2 else ["even"] for number in range(100)]
+            )
             await producer.send_many(sent[100:], keys=[f"k{number % 10}" for number in range(200)])
         found = [message async for message in mq.browse("s")]
         assert [message.body for message in found] == sent
         assert [message.sequence for message in found] == list(range(300))
-        assert {(message.subject, message.broker_group, message.partition) for message in found} == {("s", "broker-0", 0)}
+        assert {
+            (message.subject, message.broker_group, message.partition) for message in found
+        } == {("s", "broker-0", 0)}
         assert await bodies(mq.browse("s", last=5)) == sent[-5:]
         assert await bodies(mq.browse("s", tags_any=["odd"])) == sent[1:100:2]
         assert await bodies(mq.browse("s", key="k3")) == sent[103::10]
@@ -76,9 +84,13 @@ async def test_messages_stored_later_follow(node: Node) -> None:
         assert (await waiting).body == b"1"
 
 
-async def test_partitions_of_all_route_versions_are_read_in_the_order_of_storing(node: Node) -> None:
+async def test_partitions_of_all_route_versions_are_read_in_the_order_of_storing(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=1)
+        await mq.metadata.create_subject(
+            SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=1
+        )
         for number in range(40):
             if number == 20:
                 await mq.metadata.change_route("o", split=pb.SplitOperation(partition=1))
@@ -87,7 +99,9 @@ async def test_partitions_of_all_route_versions_are_read_in_the_order_of_storing
         assert sorted(int(message.body) for message in found) == list(range(40))
         assert {message.partition for message in found if int(message.body) < 20} == {1}
         assert {message.partition for message in found if int(message.body) >= 20} == {2, 3}
-        assert [int(body) for body in await bodies(mq.browse("o", key="k1"))] == list(range(1, 40, 4))
+        assert [int(body) for body in await bodies(mq.browse("o", key="k1"))] == list(
+            range(1, 40, 4)
+        )
 
 
 async def test_a_master_that_is_killed_is_followed_by_the_next_one() -> None:
@@ -104,15 +118,22 @@ async def test_a_master_that_is_killed_is_followed_by_the_next_one() -> None:
         assert [int((await anext(following)).body) for _ in range(30)] == list(range(1, 31))
 
 
-async def test_a_browse_that_begins_without_a_master_waits_for_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_browse_that_begins_without_a_master_waits_for_the_next_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.DEBUG, "qmq.client")
     async with TestCluster(delay=False) as cluster:
         mq = cluster.client()
         await mq.send("s", b"0")
         master = cluster.master()
         await cluster.kill(master)
-        found, ends = asyncio.create_task(bodies(mq.browse("s"))), asyncio.create_task(mq.queue_ends("s"))
-        await eventually(lambda: found.done() or caplog.text.count("messages of group-1 are missing") >= 2)
+        found, ends = (
+            asyncio.create_task(bodies(mq.browse("s"))),
+            asyncio.create_task(mq.queue_ends("s")),
+        )
+        await eventually(
+            lambda: found.done() or caplog.text.count("messages of group-1 are missing") >= 2
+        )
         await cluster.restart(master)
         assert await found == [b"0"]
         assert await ends == {("group-1", 0): 1}
@@ -139,16 +160,22 @@ async def test_what_cannot_be_meant_is_refused(node: Node) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-async def test_a_search_for_content_finds_it_and_tells_how_far_it_looked(compression: str | None, node: Node) -> None:
+async def test_a_search_for_content_finds_it_and_tells_how_far_it_looked(
+    compression: str | None, node: Node
+) -> None:
     async with qmq.connect(node.address) as mq:
         async with mq.producer("s", batch_messages=10, compression=compression) as producer:
-            await producer.send_many([b"hay %d" % number for number in range(100)] + [b"the needle"] + [b"hay"] * 9)
+            await producer.send_many(
+                [b"hay %d" % number for number in range(100)] + [b"the needle"] + [b"hay"] * 9
+            )
         progress = browsing.BrowseProgress()
         assert await bodies(mq.browse("s", content=b"needle", progress=progress)) == [b"the needle"]
         assert progress.looked == 110
 
 
-async def test_a_batch_that_cannot_hold_the_content_is_not_taken_apart(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_that_cannot_hold_the_content_is_not_taken_apart(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[int] = []
     real = browsing.BrowsedMessage
 
@@ -164,11 +191,15 @@ async def test_a_batch_that_cannot_hold_the_content_is_not_taken_apart(node: Nod
     assert len(made) <= 20
 
 
-async def test_a_search_that_ends_early_gives_up_the_page_it_asked_for_ahead(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_that_ends_early_gives_up_the_page_it_asked_for_ahead(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(browsing, "PAGE_BYTES", 1_000)
     async with qmq.connect(node.address) as mq:
         async with mq.producer("s", batch_messages=10) as producer:
-            await producer.send_many([b"hay " * 20] * 500 + [b"the needle"] * 10 + [b"hay " * 20] * 500)
+            await producer.send_many(
+                [b"hay " * 20] * 500 + [b"the needle"] * 10 + [b"hay " * 20] * 500
+            )
         assert len(await bodies(mq.browse("s", content=b"needle"))) == 10
         async with contextlib.aclosing(mq.browse("s", content=b"needle")) as messages:  # type: ignore[type-var]
             assert (await anext(messages)).body == b"the needle"

@@ -74,7 +74,9 @@ async def test_an_awaited_send_of_one_task_takes_at_most_50_calls(mq: qmq.Client
     assert calls.total() <= 50 * MESSAGES, per_message(calls, MESSAGES)
 
 
-async def test_a_message_of_a_loop_with_automatic_ack_takes_half_a_call_or_five(mq: qmq.Client) -> None:
+async def test_a_message_of_a_loop_with_automatic_ack_takes_half_a_call_or_five(
+    mq: qmq.Client,
+) -> None:
     left = MESSAGES
     async with mq.consumer("s", "g") as consumer:
         await anext(consumer)
@@ -123,7 +125,9 @@ async def test_a_message_of_a_listener_takes_at_most_3_calls_or_6(mq: qmq.Client
     assert calls.total() <= (3 if IS_COMPILED else 6) * MESSAGES, per_message(calls, MESSAGES)
 
 
-async def test_senders_that_wait_for_room_do_not_cost_more_the_more_they_are(mq: qmq.Client) -> None:
+async def test_senders_that_wait_for_room_do_not_cost_more_the_more_they_are(
+    mq: qmq.Client,
+) -> None:
     async def calls_a_message(senders: int) -> float:
         with calls_of_the_client() as calls:
             await asyncio.gather(*[mq.send("s", bytes(20_000)) for _ in range(senders)])
@@ -131,4 +135,6 @@ async def test_senders_that_wait_for_room_do_not_cost_more_the_more_they_are(mq:
 
     await calls_a_message(300)
     few, many = await calls_a_message(300), await calls_a_message(2_400)
-    assert many < 2.5 * few, f"{few:.0f} calls a message with 300 senders, and {many:.0f} with eight times as many"
+    assert many < 2.5 * few, (
+        f"{few:.0f} calls a message with 300 senders, and {many:.0f} with eight times as many"
+    )

@@ -36,5 +36,7 @@ async def test_a_cancelled_send_ends_as_cancelled(tmp_path: Path) -> None:
         sending = asyncio.create_task(mq.send("s", b"x"))
         await asyncio.sleep(0)
         sending.cancel()
-        assert isinstance((await asyncio.gather(sending, return_exceptions=True))[0], asyncio.CancelledError)
+        assert isinstance(
+            (await asyncio.gather(sending, return_exceptions=True))[0], asyncio.CancelledError
+        )
         assert (await mq.send("s", b"y")).sequence >= 0

@@ -39,8 +39,12 @@ async def test_a_search_for_content_decompresses_batch_by_batch(mq: qmq.Client) 
 
 
 @pytest.mark.parametrize("subject", ["zeros", "ordered"])
-async def test_a_reading_hands_out_a_bounded_part_and_loses_nothing(mq: qmq.Client, subject: str) -> None:
-    await mq.metadata.create_subject(qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1))
+async def test_a_reading_hands_out_a_bounded_part_and_loses_nothing(
+    mq: qmq.Client, subject: str
+) -> None:
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1)
+    )
     async with mq.ordered_producer("ordered", compression="zstd") as producer:
         for number in range(COUNT):
             await producer.send(bytes(MIB), key=str(number))
@@ -56,8 +60,12 @@ async def test_a_reading_hands_out_a_bounded_part_and_loses_nothing(mq: qmq.Clie
     await reading.close()
 
 
-async def test_a_bulk_pull_of_an_ordered_subject_is_bounded_when_it_is_decompressed(mq: qmq.Client) -> None:
-    await mq.metadata.create_subject(qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1))
+async def test_a_bulk_pull_of_an_ordered_subject_is_bounded_when_it_is_decompressed(
+    mq: qmq.Client,
+) -> None:
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1)
+    )
     async with mq.ordered_producer("ordered", compression="zstd") as producer:
         for number in range(COUNT):
             await producer.send(bytes(MIB), key=str(number))
@@ -72,13 +80,19 @@ async def test_a_bulk_pull_of_an_ordered_subject_is_bounded_when_it_is_decompres
     assert sizes == [MIB] * COUNT
 
 
-async def test_messages_that_wait_for_their_key_do_not_keep_their_batches_decompressed(mq: qmq.Client) -> None:
-    await mq.metadata.create_subject(qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1))
+async def test_messages_that_wait_for_their_key_do_not_keep_their_batches_decompressed(
+    mq: qmq.Client,
+) -> None:
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=1)
+    )
     keys = [key for number in range(6 * COUNT) for key in (str(number), "slow")]
     async with mq.ordered_producer("ordered", compression="zstd") as producer:
         await asyncio.gather(*(producer.send(bytes(64 * KIB), key=key) for key in keys))
     done: set[str] = set()
-    async with mq.ordered_consumer("ordered", "g", ack="explicit", prefetch_bytes=8 * MIB) as consumer:
+    async with mq.ordered_consumer(
+        "ordered", "g", ack="explicit", prefetch_bytes=8 * MIB
+    ) as consumer:
         with memory_at_most(24 * MIB):
             async for message in consumer:
                 if message.key != "slow":

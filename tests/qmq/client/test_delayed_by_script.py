@@ -41,7 +41,9 @@ async def test_scripts_send_later() -> None:
         receipt = await apart(it, lambda mq: mq.send("s", b"a", key="k", at=NINE))
         await apart(it, lambda mq: mq.send("s", b"b", delay=timedelta(hours=1)))
         await apart(it, lambda mq: mq.send("s", b"c", cron="0 9 * * *", zone="UTC"))
-        await apart(it, lambda mq: mq.send_many("s", [b"d", b"e"], ats=[NINE, NINE + timedelta(seconds=1)]))
+        await apart(
+            it, lambda mq: mq.send_many("s", [b"d", b"e"], ats=[NINE, NINE + timedelta(seconds=1)])
+        )
         await apart(it, lambda mq: mq.send_many("s", [b"f"], delays=timedelta(hours=1)))
         assert DelayedId.parse(str(receipt.delayed_id)).due_ms == NINE_MS
         found = {each.body: each for each in it.kept}
@@ -57,7 +59,10 @@ async def test_scripts_cancel_move_show_and_list() -> None:
             "CancelDelayed": [message(id, state="cancelled"), TooLate("delivered")],
             "MoveDelayed": [lambda request: message(id, due_ms=request.due_ms)],
             "ShowDelayed": [message(id, body=b"x")],
-            "ListDelayed": [delay_pb2.ListDelayedResponse(messages=[message(id)], next="1"), delay_pb2.ListDelayedResponse()],
+            "ListDelayed": [
+                delay_pb2.ListDelayedResponse(messages=[message(id)], next="1"),
+                delay_pb2.ListDelayedResponse(),
+            ],
             "DescribeDelays": [pb.DescribeDelaysResponse(silent={"d1": "away"})],
         }
         assert (await apart(it, lambda mq: mq.delayed.cancel(id))).state == "cancelled"
@@ -65,7 +70,10 @@ async def test_scripts_cancel_move_show_and_list() -> None:
             await apart(it, lambda mq: mq.delayed.cancel(id))
         assert (await apart(it, lambda mq: mq.delayed.move(id, NINE))).due == NINE
         assert (await apart(it, lambda mq: mq.delayed.show(id))).body == b"x"
-        assert [each.id for each in await apart(it, lambda mq: list(mq.delayed.list("s", start=NINE, limit=5)))] == [id]
+        assert [
+            each.id
+            for each in await apart(it, lambda mq: list(mq.delayed.list("s", start=NINE, limit=5)))
+        ] == [id]
         assert (await apart(it, lambda mq: mq.delayed.stats())).silent == {"d1": "away"}
 
 
@@ -96,11 +104,17 @@ async def test_produce_delays_each_line_and_prints_what_cancels_it() -> None:
         ids = [DelayedId.parse(row["delayed_id"]) for row in rows]
         assert sorted(each.due_ms for each in ids) == sorted(each.due_ms for each in it.kept)
         assert len({each.message_id for each in ids}) == 3
-        assert all(before + 600_000 <= each.due_ms <= time.time_ns() // 1_000_000 + 600_001 for each in ids)
-        assert [datetime.fromisoformat(row["due"]).timestamp() * 1000 for row in rows] == pytest.approx([each.due_ms for each in ids])
+        assert all(
+            before + 600_000 <= each.due_ms <= time.time_ns() // 1_000_000 + 600_001 for each in ids
+        )
+        assert [
+            datetime.fromisoformat(row["due"]).timestamp() * 1000 for row in rows
+        ] == pytest.approx([each.due_ms for each in ids])
 
 
-async def test_produce_delivers_at_a_time_and_shows_a_lone_messages_id_in_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_produce_delivers_at_a_time_and_shows_a_lone_messages_id_in_its_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("qmq.cli.output.console.width", 160)
     async with delay_cluster() as it:
         result = await produce(it, "a\n", "--at", "2027-01-15T09:00:00+01:00")
@@ -140,7 +154,9 @@ async def test_produce_without_a_time_is_as_it_was() -> None:
         (["--delay", "800d"], "732 days"),
     ],
 )
-async def test_produce_says_what_is_wrong_with_a_time(options: list[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_produce_says_what_is_wrong_with_a_time(
+    options: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     monkeypatch.setattr("qmq.cli.output.errors.print", lambda text, **_: said.append(text))
     async with delay_cluster() as it:

@@ -44,8 +44,17 @@ GOLDEN = bytes.fromhex(
 
 
 def test_a_delayed_batch_has_its_due_times_last_of_the_columns_before_the_bodies() -> None:
-    columns = Columns([b"x", b"yy"], [b"a", b"b"], due_times_ms=[1_800_000_000_000, 1_800_003_600_000])
-    sent = encode(b"s", columns, producer_id=7, batch_sequence=9, create_time_ms=1_799_999_999_000, flags=BatchFlag.ORDERED)
+    columns = Columns(
+        [b"x", b"yy"], [b"a", b"b"], due_times_ms=[1_800_000_000_000, 1_800_003_600_000]
+    )
+    sent = encode(
+        b"s",
+        columns,
+        producer_id=7,
+        batch_sequence=9,
+        create_time_ms=1_799_999_999_000,
+        flags=BatchFlag.ORDERED,
+    )
     assert b"".join(sent).hex() == GOLDEN.hex()
 
 
@@ -54,9 +63,19 @@ def test_a_reader_made_from_the_specification_finds_the_due_times() -> None:
     assert (magic, version, kind, total) == (b"QMB1", 1, 0, len(GOLDEN))
     region = GOLDEN[64:]
     assert google_crc32c.value(region) == crc
-    producer, number, flags, count, created, columns, partition, body_bytes, subject_bytes, compression, _ = struct.unpack_from(
-        "<QQIIqIIIHBB", region
-    )
+    (
+        producer,
+        number,
+        flags,
+        count,
+        created,
+        columns,
+        partition,
+        body_bytes,
+        subject_bytes,
+        compression,
+        _,
+    ) = struct.unpack_from("<QQIIqIIIHBB", region)
     assert (producer, number, flags, count, created) == (7, 9, 2, 2, 1_799_999_999_000)
     assert (columns, partition, body_bytes, subject_bytes, compression) == (4 | 64, 0, 3, 1, 0)
     keys_at = 48 + 8
@@ -67,9 +86,13 @@ def test_a_reader_made_from_the_specification_finds_the_due_times() -> None:
 
 async def test_the_client_sends_what_the_golden_bytes_say(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = time.time_ns()
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns)  # messages made in two milliseconds have one more column
+    monkeypatch.setattr(
+        time, "time_ns", lambda: now_ns
+    )  # messages made in two milliseconds have one more column
     async with delay_cluster() as it:
-        await it.mq.delayed_producer("s").send_many([b"x", b"yy"], ["a", "b"], due_ms=[1_800_000_000_000, 1_800_003_600_000])
+        await it.mq.delayed_producer("s").send_many(
+            [b"x", b"yy"], ["a", "b"], due_ms=[1_800_000_000_000, 1_800_003_600_000]
+        )
         (region,) = it.delays[0].regions
         assert [(each.body, each.key, each.due_ms) for each in read(region)] == [
             (b"x", b"a", 1_800_000_000_000),

@@ -11,7 +11,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from fake_cluster import APPEND_MS, NOT_STORED, DelayCluster, FakeBroker, FakeDelayGroup, Peer, Sent, delay_cluster
+from fake_cluster import (
+    APPEND_MS,
+    NOT_STORED,
+    DelayCluster,
+    FakeBroker,
+    FakeDelayGroup,
+    Peer,
+    Sent,
+    delay_cluster,
+)
 from support import eventually
 
 from qmq import limits
@@ -94,7 +103,9 @@ async def test_a_message_due_in_the_past_is_sent_with_its_due_time() -> None:
 async def test_many_messages_have_a_time_each_or_one_for_all() -> None:
     async with delay_cluster() as it:
         moments = [datetime(2027, 1, 15, 8, 0, second, tzinfo=UTC) for second in range(3)]
-        receipts = await it.mq.send_many("s", [b"a", b"b", b"c"], keys=["1", None, "3"], ats=moments)
+        receipts = await it.mq.send_many(
+            "s", [b"a", b"b", b"c"], keys=["1", None, "3"], ats=moments
+        )
         assert [(each.body, each.key, each.due_ms) for each in it.kept] == [
             (b"a", b"1", 1_800_000_000_000),
             (b"b", b"", 1_800_000_001_000),
@@ -118,7 +129,9 @@ async def test_the_receipts_id_reads_back_as_message_due_time_append_time_and_gr
         assert parsed == DelayedId(receipt.id, 1_800_000_000_000, APPEND_MS, "d0")
         assert str(parsed) == receipt.delayed_id
         batch = await it.mq.delayed_producer("s").send_many([b"y", b"z"], due_ms=[5, 6])
-        assert [each.delayed_id for each in batch] == [batch.batches[0].delayed_id(index) for index in range(2)]
+        assert [each.delayed_id for each in batch] == [
+            batch.batches[0].delayed_id(index) for index in range(2)
+        ]
         ordinary = await it.mq.producer("s").send(b"now")
         assert ordinary.delayed_id(0) is ordinary.receipt(0).delayed_id is None
         assert receipt.broker_group == "d0"
@@ -130,7 +143,9 @@ async def test_many_messages_are_cut_into_batches_with_their_own_due_times() -> 
         bodies = [b"%04d" % number + bytes(number) for number in range(95)]
         receipts = await producer.send_many(bodies, due_ms=range(95))
         assert sorted((each.due_ms, each.body) for each in it.kept) == list(enumerate(bodies))
-        assert [DelayedId.parse(str(each.delayed_id)).due_ms for each in receipts] == list(range(95))
+        assert [DelayedId.parse(str(each.delayed_id)).due_ms for each in receipts] == list(
+            range(95)
+        )
         assert len(it.delays[0].arrived) > 10
 
 
@@ -148,9 +163,15 @@ async def test_lone_messages_gather_in_batches_and_each_keeps_its_time_and_colum
         assert len(found) == len(it.kept) == 100
         for number in range(100):
             kept = found[b"%d" % number]
-            assert (kept.due_ms, kept.key) == (number * 1000, b"%d" % number if number % 3 == 0 else b"")
+            assert (kept.due_ms, kept.key) == (
+                number * 1000,
+                b"%d" % number if number % 3 == 0 else b"",
+            )
         for ticket, number in tickets:
-            assert any(DelayedId.parse(str(each.delayed_id)).due_ms == number * 1000 for each in await ticket)
+            assert any(
+                DelayedId.parse(str(each.delayed_id)).due_ms == number * 1000
+                for each in await ticket
+            )
         assert len(it.delays[0].arrived) < 40
         assert producer.stored_by_group == {"d0": 100}
 
@@ -217,10 +238,16 @@ async def test_a_batch_travels_as_an_ordinary_produce_that_waits_for_a_quorum() 
         ({"zone": "UTC", "delay": LATER}, InvalidArgument, "cron"),
         ({"cron": "0 9 * *", "zone": "UTC"}, InvalidArgument, "five fields"),
         ({"cron": "0 9 * * *", "zone": "UTC", "delay": LATER}, InvalidArgument, "no delay"),
-        ({"cron": "0 9 * * *", "zone": "UTC", "at": datetime(2027, 1, 1)}, InvalidArgument, "time zone"),
+        (
+            {"cron": "0 9 * * *", "zone": "UTC", "at": datetime(2027, 1, 1)},
+            InvalidArgument,
+            "time zone",
+        ),
     ],
 )
-async def test_a_time_that_cannot_be_is_refused_before_anybody_is_asked(options: Any, failure: type[QmqError], words: str) -> None:
+async def test_a_time_that_cannot_be_is_refused_before_anybody_is_asked(
+    options: Any, failure: type[QmqError], words: str
+) -> None:
     async with delay_cluster() as it:
         with pytest.raises(failure, match=words) as refused:
             await it.mq.send("s", b"x", **options)
@@ -239,7 +266,9 @@ async def test_a_time_that_cannot_be_is_refused_before_anybody_is_asked(options:
         {"ats": [datetime(2027, 1, 1)] * 2},
     ],
 )
-async def test_times_of_many_that_cannot_be_are_refused_before_anybody_is_asked(options: Any) -> None:
+async def test_times_of_many_that_cannot_be_are_refused_before_anybody_is_asked(
+    options: Any,
+) -> None:
     async with delay_cluster() as it:
         with pytest.raises(InvalidArgument):
             await it.mq.send_many("s", [b"x", b"y"], **options)
@@ -304,9 +333,14 @@ async def test_headers_of_the_system_are_refused_on_ordered_subjects_too() -> No
 async def test_the_system_itself_sends_its_headers_and_flags() -> None:
     async with delay_cluster() as it:
         producer = it.mq.delayed_producer("s")
-        await producer.put(Columns([b"x"], headers=[{"qmq-group": b"ops"}], due_times_ms=[5]), BatchFlag.DIRECTED)
+        await producer.put(
+            Columns([b"x"], headers=[{"qmq-group": b"ops"}], due_times_ms=[5]), BatchFlag.DIRECTED
+        )
         await producer.send(b"y", due_ms=5)
-        assert [(each.headers, each.flags) for each in it.kept] == [({"qmq-group": b"ops"}, BatchFlag.DIRECTED), ({}, 0)]
+        assert [(each.headers, each.flags) for each in it.kept] == [
+            ({"qmq-group": b"ops"}, BatchFlag.DIRECTED),
+            ({}, 0),
+        ]
 
 
 async def test_a_delay_group_that_takes_less_says_so() -> None:
@@ -323,17 +357,29 @@ async def test_a_delay_group_that_takes_less_says_so() -> None:
 async def test_a_recurring_message_is_a_batch_of_its_own_that_begins_now() -> None:
     async with delay_cluster() as it:
         before = now_ms()
-        receipt = await it.mq.send("s", b"x", key="k", tags=["t"], headers={"h": "v"}, cron=" 0  9 * * MON-FRI", zone="Europe/Berlin")
+        receipt = await it.mq.send(
+            "s",
+            b"x",
+            key="k",
+            tags=["t"],
+            headers={"h": "v"},
+            cron=" 0  9 * * MON-FRI",
+            zone="Europe/Berlin",
+        )
         (kept,) = it.kept
         assert before <= kept.due_ms <= now_ms()
         headers = {"h": b"v", "qmq-cron": b"0 9 * * MON-FRI", "qmq-zone": b"Europe/Berlin"}
         assert kept == ("s", b"x", kept.due_ms, BatchFlag.RECURRING, b"k", ("t",), headers)
-        assert DelayedId.parse(str(receipt.delayed_id)) == DelayedId(receipt.id, kept.due_ms, APPEND_MS, "d0")
+        assert DelayedId.parse(str(receipt.delayed_id)) == DelayedId(
+            receipt.id, kept.due_ms, APPEND_MS, "d0"
+        )
 
 
 async def test_a_recurring_message_may_begin_later() -> None:
     async with delay_cluster() as it:
-        await it.mq.send("s", b"x", cron="0 9 * * *", zone="UTC", at=datetime(2027, 1, 15, 8, tzinfo=UTC))
+        await it.mq.send(
+            "s", b"x", cron="0 9 * * *", zone="UTC", at=datetime(2027, 1, 15, 8, tzinfo=UTC)
+        )
         assert it.kept[0].due_ms == 1_800_000_000_000
 
 
@@ -344,7 +390,11 @@ async def test_messages_around_a_recurring_one_are_not_recurring() -> None:
         producer.send_recurring(b"again", "0 9 * * *", "UTC", start_ms=2)
         producer.send(b"after", due_ms=3)
         await producer.flush()
-        assert {each.body: each.flags for each in it.kept} == {b"before": 0, b"again": BatchFlag.RECURRING, b"after": 0}
+        assert {each.body: each.flags for each in it.kept} == {
+            b"before": 0,
+            b"again": BatchFlag.RECURRING,
+            b"after": 0,
+        }
         assert len(it.delays[0].stored) == 3
 
 
@@ -390,7 +440,9 @@ async def test_all_delayed_messages_of_an_ordered_subject_go_to_its_home() -> No
     async with delay_cluster(3, ordered=True) as it:
         for number in range(100):
             await it.mq.send("s", b"%d" % number, key=str(number), delay=LATER)
-        assert [each.body for each in (await home_of(it)).kept] == [b"%d" % number for number in range(100)]
+        assert [each.body for each in (await home_of(it)).kept] == [
+            b"%d" % number for number in range(100)
+        ]
         assert len(it.kept) == 100
 
 
@@ -435,7 +487,9 @@ async def test_a_drained_home_is_left_for_another() -> None:
 async def test_two_delay_groups_share_the_load() -> None:
     async with delay_cluster(2) as it:
         receipts = [await it.mq.send("s", b"%d" % number, delay=LATER) for number in range(200)]
-        assert Counter(each.body for each in it.kept) == Counter(b"%d" % number for number in range(200))
+        assert Counter(each.body for each in it.kept) == Counter(
+            b"%d" % number for number in range(200)
+        )
         assert all(len(delay.kept) >= 60 for delay in it.delays)
         for number, receipt in enumerate(receipts):
             assert b"%d" % number in it.named(DelayedId.parse(str(receipt.delayed_id)).group).bodies
@@ -447,7 +501,9 @@ async def test_what_one_delay_group_certainly_refuses_goes_to_another(failure: Q
         it.delays[0].refuse(failure)
         for number in range(50):
             assert (await it.mq.send("s", b"%d" % number, delay=LATER)).broker_group == "d1"
-        assert Counter(each.body for each in it.kept) == Counter(b"%d" % number for number in range(50))
+        assert Counter(each.body for each in it.kept) == Counter(
+            b"%d" % number for number in range(50)
+        )
 
 
 async def test_a_delay_group_that_is_away_is_left() -> None:
@@ -471,7 +527,9 @@ async def test_a_delay_group_that_dies_is_left_and_what_it_may_have_is_stored_on
             if number % 20 == 0:
                 await asyncio.sleep(0)
         await producer.flush()
-        assert Counter(each.body for each in it.kept) == Counter([b"first", *(b"%d" % number for number in range(400))])
+        assert Counter(each.body for each in it.kept) == Counter(
+            [b"first", *(b"%d" % number for number in range(400))]
+        )
 
 
 async def test_a_lost_answer_is_asked_for_again_under_the_same_number_and_has_the_same_id() -> None:
@@ -559,7 +617,9 @@ async def test_a_new_delay_group_gets_its_share_when_it_is_pushed() -> None:
                 await it.mq.send("s", b"more", delay=LATER)
 
 
-async def test_a_drained_delay_group_gets_nothing_new_and_is_used_again_when_it_is_resumed() -> None:
+async def test_a_drained_delay_group_gets_nothing_new_and_is_used_again_when_it_is_resumed() -> (
+    None
+):
     async with delay_cluster(2, can_push=True) as it:
         drained = it.delays[0]
         drained.is_writable = False

@@ -86,8 +86,12 @@ async def test_a_message_without_a_key_has_none() -> None:
 
 async def test_the_receipts_id_is_what_cancel_and_move_take() -> None:
     async with delay_cluster(timing=QUICK) as it:
-        it.meta.answers["CancelDelayed"] = [lambda request: message(request.id, state="cancelled", body_bytes=1)]
-        it.meta.answers["MoveDelayed"] = [lambda request: message(request.id, due_ms=request.due_ms)]
+        it.meta.answers["CancelDelayed"] = [
+            lambda request: message(request.id, state="cancelled", body_bytes=1)
+        ]
+        it.meta.answers["MoveDelayed"] = [
+            lambda request: message(request.id, due_ms=request.due_ms)
+        ]
         receipt = await it.mq.send("s", b"x", delay=timedelta(hours=1))
         assert receipt.delayed_id is not None
         assert (await it.mq.delayed.move(receipt.delayed_id, NINE)).due == NINE
@@ -99,7 +103,9 @@ async def test_the_receipts_id_is_what_cancel_and_move_take() -> None:
 
 async def test_a_move_by_a_delay_counts_from_now_and_a_past_time_means_at_once() -> None:
     async with delay_cluster(timing=QUICK) as it:
-        it.meta.answers["MoveDelayed"] = [lambda request: message(request.id, due_ms=request.due_ms)]
+        it.meta.answers["MoveDelayed"] = [
+            lambda request: message(request.id, due_ms=request.due_ms)
+        ]
         later = (await it.mq.delayed.move(ID, timedelta(hours=1))).due
         assert abs(later - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
         past = (await it.mq.delayed.move(ID, timedelta(days=-1))).due
@@ -108,11 +114,19 @@ async def test_a_move_by_a_delay_counts_from_now_and_a_past_time_means_at_once()
         assert it.meta.requests("MoveDelayed")[-1].due_ms == 1, "0 is no time in a request"
 
 
-@pytest.mark.parametrize("failure", [TooLate("delivered"), MessageNotFound("none"), InvalidArgument("no delay group d0")])
+@pytest.mark.parametrize(
+    "failure", [TooLate("delivered"), MessageNotFound("none"), InvalidArgument("no delay group d0")]
+)
 async def test_what_the_delay_group_says_comes_typed_and_certain(failure: QmqError) -> None:
     async with delay_cluster(timing=QUICK) as it:
-        it.meta.answers = {call: [failure] for call in ("CancelDelayed", "MoveDelayed", "ShowDelayed")}
-        for asking in (it.mq.delayed.cancel(ID), it.mq.delayed.move(ID, NINE), it.mq.delayed.show(ID)):
+        it.meta.answers = {
+            call: [failure] for call in ("CancelDelayed", "MoveDelayed", "ShowDelayed")
+        }
+        for asking in (
+            it.mq.delayed.cancel(ID),
+            it.mq.delayed.move(ID, NINE),
+            it.mq.delayed.show(ID),
+        ):
             with pytest.raises(type(failure), match=failure.message) as refused:
                 await asking
             assert refused.value.outcome is NOT_STORED
@@ -136,17 +150,25 @@ async def test_a_move_beyond_the_groups_longest_delay_is_refused() -> None:
         (timedelta(milliseconds=limits.DELAY_MS_MAX + 60_000), DelayTooLong),
     ],
 )
-async def test_a_move_to_a_time_that_cannot_be_is_refused_before_anybody_is_asked(when: Any, failure: type[QmqError]) -> None:
+async def test_a_move_to_a_time_that_cannot_be_is_refused_before_anybody_is_asked(
+    when: Any, failure: type[QmqError]
+) -> None:
     async with delay_cluster(timing=QUICK) as it:
         with pytest.raises(failure):
             await it.mq.delayed.move(ID, when)
         assert not it.meta.asked
 
 
-@pytest.mark.parametrize("id", ["", "x", ID.upper(), ID.rpartition("-")[0], "0" * 32, None, 5, ID + "/.."])
+@pytest.mark.parametrize(
+    "id", ["", "x", ID.upper(), ID.rpartition("-")[0], "0" * 32, None, 5, ID + "/.."]
+)
 async def test_an_invalid_id_is_refused_before_any_request(id: Any) -> None:
     async with delay_cluster(timing=QUICK) as it:
-        for asking in (it.mq.delayed.cancel(id), it.mq.delayed.move(id, NINE), it.mq.delayed.show(id)):
+        for asking in (
+            it.mq.delayed.cancel(id),
+            it.mq.delayed.move(id, NINE),
+            it.mq.delayed.show(id),
+        ):
             with pytest.raises((InvalidArgument, InvalidName)):
                 await asking
         assert not it.meta.asked
@@ -156,7 +178,12 @@ async def test_an_invalid_id_is_refused_before_any_request(id: Any) -> None:
 
 
 LATE = DeadlineExceeded("late", outcome=UNKNOWN)
-LOSSES = [LOST, LATE, NotMaster("before commit", outcome=UNKNOWN), NotConnected("silent", outcome=UNKNOWN)]
+LOSSES = [
+    LOST,
+    LATE,
+    NotMaster("before commit", outcome=UNKNOWN),
+    NotConnected("silent", outcome=UNKNOWN),
+]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -185,7 +212,11 @@ async def test_not_found_after_a_lost_answer_of_a_cancel_is_unknown() -> None:
 
 async def test_a_move_is_asked_for_again_with_the_same_moment() -> None:
     async with delay_cluster(timing=QUICK) as it:
-        it.meta.answers["MoveDelayed"] = [LOST, LOST, lambda request: message(request.id, due_ms=request.due_ms)]
+        it.meta.answers["MoveDelayed"] = [
+            LOST,
+            LOST,
+            lambda request: message(request.id, due_ms=request.due_ms),
+        ]
         await it.mq.delayed.move(ID, timedelta(hours=1))
         first, second, third = it.meta.requests("MoveDelayed")
         assert first == second == third
@@ -199,7 +230,14 @@ async def test_a_move_that_was_made_and_delivered_before_it_was_known_is_a_move(
         assert (moved.due, moved.state) == (NINE, "delivered")
 
 
-@pytest.mark.parametrize("shown", [message(ID, due_ms=NINE_MS - 1, state="delivered"), MessageNotFound("gone"), InvalidArgument("what")])
+@pytest.mark.parametrize(
+    "shown",
+    [
+        message(ID, due_ms=NINE_MS - 1, state="delivered"),
+        MessageNotFound("gone"),
+        InvalidArgument("what"),
+    ],
+)
 async def test_a_move_without_an_answer_has_an_unknown_outcome(shown: Any) -> None:
     async with delay_cluster(timing=QUICK) as it:
         it.meta.answers = {"MoveDelayed": [LOST, TooLate("delivered")], "ShowDelayed": [shown]}
@@ -219,9 +257,16 @@ async def test_too_late_at_the_first_try_of_a_move_asks_nothing_more() -> None:
 
 @pytest.mark.parametrize(
     ("answers", "outcome"),
-    [([LOST], UNKNOWN), ([LATE], UNKNOWN), ([NotConnected("no master")], NOT_STORED), ([], NOT_STORED)],
+    [
+        ([LOST], UNKNOWN),
+        ([LATE], UNKNOWN),
+        ([NotConnected("no master")], NOT_STORED),
+        ([], NOT_STORED),
+    ],
 )
-async def test_an_outcome_that_stays_unknown_ends_as_unknown(answers: list[Any], outcome: Any) -> None:
+async def test_an_outcome_that_stays_unknown_ends_as_unknown(
+    answers: list[Any], outcome: Any
+) -> None:
     too_long_s = DECIDE_S * 10
     timing = ClientTiming(decide_retry_s=(*[0.001] * len(answers), too_long_s))
     async with delay_cluster(timing=timing) as it:
@@ -251,7 +296,10 @@ def pages(it: DelayCluster, total: int) -> None:
     def page(request: delay_pb2.ListDelayedRequest) -> delay_pb2.ListDelayedResponse:
         begin = int(request.after or 0)
         end = min(begin + request.messages_max, total)
-        found = [message(f"{number:032x}-1-1-d0", due_ms=number, body_bytes=9) for number in range(begin, end)]
+        found = [
+            message(f"{number:032x}-1-1-d0", due_ms=number, body_bytes=9)
+            for number in range(begin, end)
+        ]
         return delay_pb2.ListDelayedResponse(messages=found, next=str(end) if end < total else "")
 
     it.meta.answers["ListDelayed"] = [page]
@@ -263,7 +311,10 @@ async def test_a_list_goes_through_all_pages_in_order_and_has_no_bodies() -> Non
         found = [each async for each in it.mq.delayed.list("s")]
         assert [each.id for each in found] == [f"{number:032x}-1-1-d0" for number in range(1234)]
         assert {(each.body, each.body_bytes) for each in found} == {(None, 9)}
-        assert [(request.subject, request.messages_max, request.after) for request in it.meta.requests("ListDelayed")] == [
+        assert [
+            (request.subject, request.messages_max, request.after)
+            for request in it.meta.requests("ListDelayed")
+        ] == [
             ("s", 500, ""),
             ("s", 500, "500"),
             ("s", 500, "1000"),
@@ -281,15 +332,28 @@ async def test_a_list_with_a_limit_asks_for_no_more(limit: int, asked: list[int]
 async def test_a_list_has_bounds_and_nothing_is_a_list_too() -> None:
     async with delay_cluster(timing=QUICK) as it:
         pages(it, 0)
-        assert [each async for each in it.mq.delayed.list("s", start=NINE, end=NINE + timedelta(hours=1))] == []
-        assert [each async for each in it.mq.delayed.list(end=datetime(1960, 1, 1, tzinfo=UTC))] == []
+        assert [
+            each
+            async for each in it.mq.delayed.list("s", start=NINE, end=NINE + timedelta(hours=1))
+        ] == []
+        assert [
+            each async for each in it.mq.delayed.list(end=datetime(1960, 1, 1, tzinfo=UTC))
+        ] == []
         bounded, early = it.meta.requests("ListDelayed")
         assert (bounded.from_ms, bounded.to_ms) == (NINE_MS, NINE_MS + 3_600_000)
         assert (early.subject, early.from_ms, early.to_ms) == ("", 0, 1)
 
 
 @pytest.mark.parametrize(
-    "options", [{"start": datetime(2027, 1, 1)}, {"end": 5}, {"limit": -1}, {"limit": True}, {"limit": 1.5}, {"subject": "~s"}]
+    "options",
+    [
+        {"start": datetime(2027, 1, 1)},
+        {"end": 5},
+        {"limit": -1},
+        {"limit": True},
+        {"limit": 1.5},
+        {"subject": "~s"},
+    ],
 )
 async def test_an_impossible_list_is_refused(options: Any) -> None:
     async with delay_cluster(timing=QUICK) as it:
@@ -322,17 +386,50 @@ async def test_stats_say_how_each_delay_group_stands_and_who_is_silent() -> None
             lateness_p99_ms=400,
             time_ms=NINE_MS,
             clock_step_ms=-3_600_000,
-            buckets=[delay_pb2.DelayBucket(start_ms=NINE_MS, length_ms=3_600_000, messages=9, pending=7, stored_bytes=100)],
-            troubles=[delay_pb2.DelayTrouble(subject="gone", waiting=1, reason="[E105] there is no subject")],
+            buckets=[
+                delay_pb2.DelayBucket(
+                    start_ms=NINE_MS, length_ms=3_600_000, messages=9, pending=7, stored_bytes=100
+                )
+            ],
+            troubles=[
+                delay_pb2.DelayTrouble(
+                    subject="gone", waiting=1, reason="[E105] there is no subject"
+                )
+            ],
         )
-        it.meta.answers["DescribeDelays"] = [pb.DescribeDelaysResponse(delays=[described, described], silent={"d1": "no master"})]
+        it.meta.answers["DescribeDelays"] = [
+            pb.DescribeDelaysResponse(delays=[described, described], silent={"d1": "no master"})
+        ]
         stats = await it.mq.delayed.stats()
         assert (stats.pending, stats.silent) == (14, {"d1": "no master"})
         group = stats.groups[0]
-        assert (group.name, group.replica, group.waiting, group.planned, group.delivered) == ("d0", "d0-1", 1, 2, 3)
-        assert (group.lateness_p50, group.lateness_p99) == (timedelta(milliseconds=100), timedelta(milliseconds=400))
-        assert (group.time, group.clock_step, group.horizon.year) == (NINE, timedelta(hours=-1), 9999)
+        assert (group.name, group.replica, group.waiting, group.planned, group.delivered) == (
+            "d0",
+            "d0-1",
+            1,
+            2,
+            3,
+        )
+        assert (group.lateness_p50, group.lateness_p99) == (
+            timedelta(milliseconds=100),
+            timedelta(milliseconds=400),
+        )
+        assert (group.time, group.clock_step, group.horizon.year) == (
+            NINE,
+            timedelta(hours=-1),
+            9999,
+        )
         (bucket,) = group.buckets
-        assert (bucket.start, bucket.length, bucket.messages, bucket.pending, bucket.stored_bytes) == (NINE, timedelta(hours=1), 9, 7, 100)
+        assert (
+            bucket.start,
+            bucket.length,
+            bucket.messages,
+            bucket.pending,
+            bucket.stored_bytes,
+        ) == (NINE, timedelta(hours=1), 9, 7, 100)
         (trouble,) = group.troubles
-        assert (trouble.subject, trouble.waiting, trouble.reason) == ("gone", 1, "[E105] there is no subject")
+        assert (trouble.subject, trouble.waiting, trouble.reason) == (
+            "gone",
+            1,
+            "[E105] there is no subject",
+        )

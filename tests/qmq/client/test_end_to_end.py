@@ -51,13 +51,29 @@ async def collect(consumer: qmq.Consumer, count: int) -> list[qmq.Message]:
 
 
 @pytest.mark.parametrize("flush", list(Flush))
-async def test_a_message_arrives_with_everything_it_was_sent_with(tmp_path: Path, flush: Flush) -> None:
-    async with running(node_config(tmp_path, LogConfig(flush=flush))) as node, qmq.connect(node.address) as mq:
+async def test_a_message_arrives_with_everything_it_was_sent_with(
+    tmp_path: Path, flush: Flush
+) -> None:
+    async with (
+        running(node_config(tmp_path, LogConfig(flush=flush))) as node,
+        qmq.connect(node.address) as mq,
+    ):
         before = datetime.now(UTC) - timedelta(seconds=1)
-        receipt = await mq.send("a.b", b"body", key="k", tags=["x", "y"], headers={"h": "v", "b": b"\0"})
+        receipt = await mq.send(
+            "a.b", b"body", key="k", tags=["x", "y"], headers={"h": "v", "b": b"\0"}
+        )
         (message,) = await collect(mq.consumer("a.b", "g"), 1)
-        assert (message.subject, message.sequence, message.body, message.key) == ("a.b", 0, b"body", "k")
-        assert (message.tags, dict(message.headers), message.attempt) == (("x", "y"), {"h": b"v", "b": b"\0"}, 1)
+        assert (message.subject, message.sequence, message.body, message.key) == (
+            "a.b",
+            0,
+            b"body",
+            "k",
+        )
+        assert (message.tags, dict(message.headers), message.attempt) == (
+            ("x", "y"),
+            {"h": b"v", "b": b"\0"},
+            1,
+        )
         assert (receipt.sequence, receipt.id) == (0, message.id)
         assert before < message.create_time < datetime.now(UTC) + timedelta(seconds=1)
         stored = await mq.metadata.find_message("a.b", str(receipt.id))
@@ -67,7 +83,11 @@ async def test_a_message_arrives_with_everything_it_was_sent_with(tmp_path: Path
 async def test_receipts_name_the_message_they_belong_to(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         single = await asyncio.gather(*[mq.send("s", b"%d" % number) for number in range(100)])
-        many = list(await mq.send_many("s", [b"%d" % number for number in range(100, 3500)], keys=["k"] * 3400))
+        many = list(
+            await mq.send_many(
+                "s", [b"%d" % number for number in range(100, 3500)], keys=["k"] * 3400
+            )
+        )
         found = {message.id: message for message in await collect(mq.consumer("s", "g"), 3500)}
         for number, receipt in enumerate([*single, *many]):
             assert found[receipt.id].body == b"%d" % number
@@ -94,10 +114,14 @@ async def test_several_consumers_share_one_backlog_and_each_message_goes_to_one(
         assert all(by_consumer[number] > 500 for number in range(4))
 
 
-async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(30)])
-        full = mq.consumer("s", "g", prefetch=100, ack="explicit")  # it asks for more than the broker lets it hold
+        full = mq.consumer(
+            "s", "g", prefetch=100, ack="explicit"
+        )  # it asks for more than the broker lets it hold
         monkeypatch.setattr("qmq.limits.CONSUMER_UNACKED_MAX", 10)
         assert len(await full.pull(10)) == 10
         await eventually(lambda: any(state.waiters for state in node.broker.dispatch.groups))
@@ -105,7 +129,9 @@ async def test_a_consumer_that_holds_all_it_may_does_not_keep_the_others_waiting
         assert [int(m.body) for m in other] == list(range(10, 30))
 
 
-async def test_groups_do_not_know_of_each_other_and_a_new_one_may_begin_at_the_end(node: Node) -> None:
+async def test_groups_do_not_know_of_each_other_and_a_new_one_may_begin_at_the_end(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"1", b"2"])
         late = mq.consumer("s", "late", start="latest")
@@ -128,7 +154,9 @@ async def test_after_a_restart_only_unacknowledged_messages_come_back(tmp_path: 
         assert sorted(int(m.body) for m in again) == list(range(40, 100))
 
 
-async def test_an_exception_in_the_loop_requeues_its_message_and_releases_the_rest(node: Node) -> None:
+async def test_an_exception_in_the_loop_requeues_its_message_and_releases_the_rest(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(10)])
     with pytest.raises(ZeroDivisionError):
@@ -138,7 +166,10 @@ async def test_an_exception_in_the_loop_requeues_its_message_and_releases_the_re
                     raise ZeroDivisionError
     async with qmq.connect(node.address) as mq:
         again = await collect(mq.consumer("s", "g"), 7)
-        assert sorted((int(m.body), m.attempt) for m in again) == [(3, 2), *[(n, 1) for n in range(4, 10)]]
+        assert sorted((int(m.body), m.attempt) for m in again) == [
+            (3, 2),
+            *[(n, 1) for n in range(4, 10)],
+        ]
 
 
 async def test_a_nacked_message_comes_back_after_its_delay_one_attempt_older(node: Node) -> None:
@@ -153,7 +184,9 @@ async def test_a_nacked_message_comes_back_after_its_delay_one_attempt_older(nod
         assert attempts == [1, 2, 3]
 
 
-async def test_messages_of_a_silent_consumer_go_to_the_others_when_its_lease_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_of_a_silent_consumer_go_to_the_others_when_its_lease_ends(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with qmq.connect(node.address) as mq, qmq.connect(node.address) as other:
         await mq.send_many("s", [b"%d" % number for number in range(20)])
         silent = mq.consumer("s", "g", lease_ms=1000, ack="explicit")
@@ -185,7 +218,9 @@ async def test_a_consumer_keeps_its_lease_while_its_handler_is_slow(node: Node) 
         assert consumer.stale == 0
 
 
-async def test_after_a_broken_connection_a_consumer_continues_with_what_it_holds(node: Node) -> None:
+async def test_after_a_broken_connection_a_consumer_continues_with_what_it_holds(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(1000)])
         consumer = mq.consumer("s", "g", prefetch=100)
@@ -196,7 +231,11 @@ async def test_after_a_broken_connection_a_consumer_continues_with_what_it_holds
                 seen[message.body] += 1
                 attempts.add(message.attempt)
                 session = consumer.attachments[0].session
-                if len(seen) % 200 == 50 and session is not None and session.connection.stream.transport is not None:
+                if (
+                    len(seen) % 200 == 50
+                    and session is not None
+                    and session.connection.stream.transport is not None
+                ):
                     session.connection.stream.transport.abort()
                 if len(seen) == 1000:
                     message.ack_later()
@@ -205,7 +244,9 @@ async def test_after_a_broken_connection_a_consumer_continues_with_what_it_holds
         assert attempts == {1}
 
 
-async def test_an_answer_lost_with_the_connection_does_not_store_a_message_twice(node: Node) -> None:
+async def test_an_answer_lost_with_the_connection_does_not_store_a_message_twice(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         producer = mq.producer("s", batch_messages=10)
         await producer.send(b"first")
@@ -218,7 +259,9 @@ async def test_an_answer_lost_with_the_connection_does_not_store_a_message_twice
                         pipe.connection.stream.transport.abort()
         await producer.flush()
         found = await collect(mq.consumer("s", "g"), 2001)
-        assert Counter(m.body for m in found) == Counter([b"first", *[b"%d" % n for n in range(2000)]])
+        assert Counter(m.body for m in found) == Counter(
+            [b"first", *[b"%d" % n for n in range(2000)]]
+        )
         assert node.store.queue("s", 0).next_sequence == 2001
 
 
@@ -238,7 +281,9 @@ async def test_most_once_never_hands_a_message_out_again(node: Node) -> None:
 async def test_tags_select_messages_and_the_rest_counts_as_done(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
         for number in range(300):
-            await mq.send("s", b"%d" % number, tags=["even" if number % 2 == 0 else "odd", f"t{number % 5}"])
+            await mq.send(
+                "s", b"%d" % number, tags=["even" if number % 2 == 0 else "odd", f"t{number % 5}"]
+            )
         some = await collect(mq.consumer("s", "any", tags_any=["even", "t3"]), 180)
         assert [int(m.body) for m in some] == [n for n in range(300) if n % 2 == 0 or n % 5 == 3]
         both = await collect(mq.consumer("s", "all", tags_all=["even", "t0"]), 30)
@@ -323,7 +368,9 @@ async def test_back_pressure_holds_a_producer_until_messages_are_stored(node: No
         (None, InvalidArgument),
     ],
 )
-async def test_a_bad_name_is_refused_where_it_is_given(node: Node, subject: str, error: type[Exception]) -> None:
+async def test_a_bad_name_is_refused_where_it_is_given(
+    node: Node, subject: str, error: type[Exception]
+) -> None:
     async with qmq.connect(node.address) as mq:
         with pytest.raises(error):
             await mq.send(subject, b"")
@@ -384,11 +431,15 @@ async def test_bad_calls_get_typed_errors_that_say_what_to_do(node: Node) -> Non
 
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.STRICT])
-async def test_a_producer_sends_as_long_bodies_as_its_subject_takes(tmp_path: Path, order: Order) -> None:
+async def test_a_producer_sends_as_long_bodies_as_its_subject_takes(
+    tmp_path: Path, order: Order
+) -> None:
     body = bytes(6 * MIB)
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         parts = 0 if order is Order.NONE else 8
-        await mq.metadata.create_subject(SubjectConfig("long", order=order, logical_partitions=parts, body_bytes_max=15 * MIB))
+        await mq.metadata.create_subject(
+            SubjectConfig("long", order=order, logical_partitions=parts, body_bytes_max=15 * MIB)
+        )
         make = mq.producer if order is Order.NONE else mq.ordered_producer
         async with make("long") as producer, make("long", body_bytes_max=4 * MIB) as careful:
             with pytest.raises(MessageTooLarge):
@@ -396,14 +447,18 @@ async def test_a_producer_sends_as_long_bodies_as_its_subject_takes(tmp_path: Pa
             assert len(await producer.send(body, "key")) == 1
             with pytest.raises(MessageTooLarge):
                 producer.send(bytes(15 * MIB + 1), "key")
-        await mq.metadata.create_subject(SubjectConfig("short", order=order, logical_partitions=parts))
+        await mq.metadata.create_subject(
+            SubjectConfig("short", order=order, logical_partitions=parts)
+        )
         async with make("short") as producer:
             with pytest.raises(MessageTooLarge, match="whose limit is"):
                 await producer.send(body, "key")
             await producer.send(b"after it", "key")
         with pytest.raises(InvalidArgument, match="1 byte to 15 MiB"):
             make("long", body_bytes_max=16 * MIB)
-        consumer = mq.consumer("long", "g") if order is Order.NONE else mq.ordered_consumer("long", "g")
+        consumer = (
+            mq.consumer("long", "g") if order is Order.NONE else mq.ordered_consumer("long", "g")
+        )
         async with consumer:
             assert (await anext(consumer)).body == body
 
@@ -447,9 +502,14 @@ def test_the_blocking_facade_does_the_same(node_process: NodeProcess) -> None:
         mq.send("s", b"")
 
 
-async def test_a_node_that_listens_at_an_ipv6_address_tells_addresses_that_can_be_used(tmp_path: Path) -> None:
+async def test_a_node_that_listens_at_an_ipv6_address_tells_addresses_that_can_be_used(
+    tmp_path: Path,
+) -> None:
     async with running(replace(node_config(tmp_path), host="::1")) as node:
         assert node.address.startswith("[::1]:")
-        async with qmq.connect(node.address, state_dir=False) as mq, mq.consumer("s", "g") as consumer:
+        async with (
+            qmq.connect(node.address, state_dir=False) as mq,
+            mq.consumer("s", "g") as consumer,
+        ):
             await mq.send("s", b"0")
             assert (await anext(consumer)).body == b"0"

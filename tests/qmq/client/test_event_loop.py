@@ -68,7 +68,14 @@ RUN(main())
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
 def test_a_program_reuses_freed_blocks_instead_of_faulting_them_in_again() -> None:
     plain, ours = [
-        int(subprocess.run([sys.executable, "-c", PROGRAM.replace("RUN", by)], capture_output=True, text=True, check=True).stdout)
+        int(
+            subprocess.run(
+                [sys.executable, "-c", PROGRAM.replace("RUN", by)],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
         for by in ("asyncio.run", "qmq.run")
     ]
     assert ours * 4 < plain
@@ -76,6 +83,11 @@ def test_a_program_reuses_freed_blocks_instead_of_faulting_them_in_again() -> No
 
 def test_the_collector_leaves_alone_what_was_imported_before() -> None:
     program = "import gc, qmq\nasync def main(): print(gc.get_freeze_count(), gc.get_threshold()[0])\nqmq.run(main())"
-    frozen, threshold = map(int, subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split())
+    frozen, threshold = map(
+        int,
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.split(),
+    )
     assert frozen > 10_000
     assert threshold > gc.get_threshold()[0]

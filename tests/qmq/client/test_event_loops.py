@@ -39,7 +39,12 @@ for each in threads: each.join()
 
 async def output_of(script: str, address: str) -> tuple[int | None, str]:
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, address, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        sys.executable,
+        "-c",
+        script,
+        address,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     output, _ = await child.communicate()
     return child.returncode, output.decode()

@@ -43,7 +43,9 @@ async def test_a_consumer_pulls_no_more_bytes_than_it_may_hold(it: Cluster) -> N
     await queue.deliver([bytes(90 * KIB)])
     found += await consumer.pull(10)
     (attachment,) = consumer.attachments
-    assert 150 * KIB < attachment.held_bytes < 151 * KIB, "a batch is never cut: it may exceed what was asked for"
+    assert 150 * KIB < attachment.held_bytes < 151 * KIB, (
+        "a batch is never cut: it may exceed what was asked for"
+    )
     assert not attachment.asked
     await found[0].ack_sync()
     assert not attachment.asked
@@ -77,7 +79,9 @@ async def test_a_loop_that_handles_all_at_once_is_given_more_unless_it_chose(
     await asyncio.gather(looping, return_exceptions=True)
 
 
-async def test_an_application_that_settles_nothing_is_given_no_more(it: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_application_that_settles_nothing_is_given_no_more(
+    it: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("qmq.client.consuming.session.QUICK_S", math.inf)
     queue = FakeQueue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
@@ -121,7 +125,9 @@ async def test_one_message_larger_than_all_it_may_hold_comes_all_the_same(it: Cl
     following.cancel()
 
 
-async def test_a_message_counts_for_its_part_of_the_batch_and_other_tags_count_nothing(it: Cluster) -> None:
+async def test_a_message_counts_for_its_part_of_the_batch_and_other_tags_count_nothing(
+    it: Cluster,
+) -> None:
     queue = FakeQueue(it.groups[0])
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(10))
@@ -207,7 +213,9 @@ async def test_an_idle_consumer_delays_neither_other_consumers_nor_its_group(nod
     """The consumers share one connection. The idle consumer holds few messages and then stops pulling."""
     async with qmq.connect(node.address) as mq:
         await mq.send_many("flow", [b"%03d" % number + bytes(20 * KIB) for number in range(300)])
-        idle = mq.consumer("flow", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=100 * KIB)
+        idle = mq.consumer(
+            "flow", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=100 * KIB
+        )
         held = await idle.pull(1)
         same_group, other_group = mq.consumer("flow", "g"), mq.consumer("flow", "other")
         (attachment,) = idle.attachments
@@ -219,15 +227,27 @@ async def test_an_idle_consumer_delays_neither_other_consumers_nor_its_group(nod
         assert not attachment.asked
         rest = held.bodies + [body for part in attachment.slices for body in part.bodies]
         assert sorted([*mine, *[body[:3] for body in rest]]) == everything
-        assert len({id(each.attachments[0].session.connection) for each in (idle, same_group, other_group)}) == 1  # type: ignore[union-attr]
+        assert (
+            len(
+                {
+                    id(each.attachments[0].session.connection)
+                    for each in (idle, same_group, other_group)
+                }
+            )
+            == 1
+        )  # type: ignore[union-attr]
 
 
-async def test_the_broker_keeps_its_limit_of_bytes_and_the_rest_goes_to_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_broker_keeps_its_limit_of_bytes_and_the_rest_goes_to_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(UnackedBytes.__init__, "__defaults__", (300 * KIB,))
     async with qmq.connect(node.address) as mq:
         producer = mq.producer("flow", batch_messages=1)
         await producer.send_many([b"%02d" % number + bytes(20 * KIB) for number in range(60)])
-        greedy, other = (mq.consumer("flow", "g", ack="explicit", pull_bytes=100 * KIB) for _ in range(2))
+        greedy, other = (
+            mq.consumer("flow", "g", ack="explicit", pull_bytes=100 * KIB) for _ in range(2)
+        )
         held = await greedy.pull(1)
         (attachment,) = greedy.attachments
         await eventually(lambda: attachment.held_bytes > 300 * KIB)
@@ -247,14 +267,23 @@ async def test_the_broker_keeps_its_limit_of_bytes_and_the_rest_goes_to_others(n
 
 async def test_an_ordered_consumer_holds_no_more_bytes_than_it_may(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(qmq.SubjectConfig("lined", order=qmq.Order.STRICT, logical_partitions=8))
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("lined", order=qmq.Order.STRICT, logical_partitions=8)
+        )
         producer = mq.ordered_producer("lined", batch_messages=1)
         await producer.send_many([bytes(20 * KIB)] * 60, [b"k%d" % number for number in range(60)])
-        consumer = mq.ordered_consumer("lined", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=50 * KIB)
+        consumer = mq.ordered_consumer(
+            "lined", "g", ack="explicit", prefetch_bytes=200 * KIB, pull_bytes=50 * KIB
+        )
         held = [await anext(consumer) for _ in range(5)]
         cores = [each.core for each in consumer.readers]
         lane_bytes = consumer.prefetch_bytes // len(cores)
-        await eventually(lambda: all(each.core.open_bytes * 2 > lane_bytes or not each.is_pulling for each in consumer.readers))
+        await eventually(
+            lambda: all(
+                each.core.open_bytes * 2 > lane_bytes or not each.is_pulling
+                for each in consumer.readers
+            )
+        )
         assert 5 * 20 * KIB < sum(core.open_bytes for core in cores) < 300 * KIB
         for number in range(60):
             held.pop(0).ack_later()
@@ -270,12 +299,17 @@ async def test_a_consumer_that_never_reads_its_socket_delays_no_other_consumer(n
         await mq.send_many("flow", [bytes(50 * KIB)] * count)
         connection = await connect(node.data_address, "deaf")
         request = wire.Attach("flow", 0, "g", "deaf", "1", -1, "earliest", 30_000, [], [])
-        session = wire.Attached.unpack((await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)).payload).session
+        session = wire.Attached.unpack(
+            (await connection.call(FrameKind.ATTACH, request.pack(), timeout_s=10)).payload
+        ).session
         connection.stream.pause_reading()
         for _ in range(50):
             pull = wire.pack_pull(wire.Pull(session, 1000, 8 * MIB, 60_000))
             connection.request(FrameKind.PULL, lambda _: None, pull, timeout_s=60)
-        mine, others = mq.consumer("flow", "g", ack="explicit"), mq.consumer("flow", "other", ack="explicit")
+        mine, others = (
+            mq.consumer("flow", "g", ack="explicit"),
+            mq.consumer("flow", "other", ack="explicit"),
+        )
         taken = 0
         while taken < count:
             taken += len(found := await others.pull())

@@ -32,7 +32,9 @@ async def send_to_all(mq: qmq.Client, subjects: int) -> None:
         await asyncio.gather(*[mq.send(f"s-{number}", b"x") for number in range(at, at + 100)])
 
 
-async def test_what_an_idle_subject_needs_is_given_up_and_what_a_busy_one_needs_is_kept(node: Node) -> None:
+async def test_what_an_idle_subject_needs_is_given_up_and_what_a_busy_one_needs_is_kept(
+    node: Node,
+) -> None:
     async with qmq.Client(node.address, timing=QUICK) as mq:
         await send_to_all(mq, 100)
         receipt = await mq.send("s-7", b"busy")
@@ -41,7 +43,10 @@ async def test_what_an_idle_subject_needs_is_given_up_and_what_a_busy_one_needs_
             receipt = await mq.send("s-7", b"busy")
         await eventually(lambda: not mq.producers)
         again = await mq.send("s-7", b"again")
-        assert (again.sequence, again.id.producer_id) == (receipt.sequence + 1, receipt.id.producer_id)
+        assert (again.sequence, again.id.producer_id) == (
+            receipt.sequence + 1,
+            receipt.id.producer_id,
+        )
         assert [each.subject for each in mq.producers] == ["s-7"]
 
 
@@ -69,12 +74,20 @@ async def test_a_producer_with_an_undecided_message_is_kept() -> None:
 
 async def test_an_ordered_subject_is_given_up_too_and_its_order_continues(node: Node) -> None:
     async with qmq.Client(node.address, timing=QUICK) as mq:
-        await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=2)
+        await mq.metadata.create_subject(
+            SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=2
+        )
         for number in range(5):
             await mq.send("o", b"%d" % number, key="k")
             await eventually(lambda: not mq.producers)
         async with mq.ordered_consumer("o", "g") as consumer:
-            assert [(await anext(consumer)).body for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+            assert [(await anext(consumer)).body for _ in range(5)] == [
+                b"0",
+                b"1",
+                b"2",
+                b"3",
+                b"4",
+            ]
 
 
 async def test_nothing_refers_to_what_was_given_up(node: Node) -> None:

@@ -142,7 +142,9 @@ def test_each_message_can_get_headers_of_its_own() -> None:
     assert told.headers == [{"number": b"0"}, {"number": b"1"}]
 
 
-@pytest.mark.parametrize("added", [{"qmq-group": "g"}, {"": "x"}, {"a": 1}, [{}], [{}, {}, {}]], ids=str)
+@pytest.mark.parametrize(
+    "added", [{"qmq-group": "g"}, {"": "x"}, {"a": 1}, [{}], [{}, {}, {}]], ids=str
+)
 def test_headers_that_cannot_be_sent_are_refused(added: Any) -> None:
     interceptor = Recorder([])
     interceptor.sending = lambda outgoing: added  # type: ignore[method-assign]
@@ -158,7 +160,9 @@ def test_earlier_interceptors_hear_of_the_refusal_of_a_later_one() -> None:
     assert story == ["a sending 1", "a failed ValueError"]
 
 
-def test_an_interceptors_error_in_sent_or_failed_is_logged_and_others_are_called(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interceptors_error_in_sent_or_failed_is_logged_and_others_are_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     story: list[str] = []
     chain = Chain([Recorder(story, "a"), Refusing()])
     with caplog.at_level(logging.ERROR, "qmq.client"):
@@ -170,7 +174,10 @@ def test_an_interceptors_error_in_sent_or_failed_is_logged_and_others_are_called
 
 def test_every_interceptor_sees_the_handlers_exception_and_none_swallows_it() -> None:
     story: list[str] = []
-    with pytest.raises(KeyError), Chain([Recorder(story, "a"), Swallowing()]).handling(MESSAGE, "g"):
+    with (
+        pytest.raises(KeyError),
+        Chain([Recorder(story, "a"), Swallowing()]).handling(MESSAGE, "g"),
+    ):
         raise KeyError
     assert story == ["a in g", "a saw KeyError", "a out"]
 
@@ -189,7 +196,12 @@ def test_an_exception_on_the_way_in_or_out_is_seen_by_those_outside() -> None:
 
     for on_the_way_in in (True, False):
         story: list[str] = []
-        with pytest.raises(OSError), Chain([Recorder(story, "a"), Breaking(on_the_way_in=on_the_way_in)]).handling(MESSAGE, "g"):  # noqa: PT011
+        with (
+            pytest.raises(OSError),
+            Chain([Recorder(story, "a"), Breaking(on_the_way_in=on_the_way_in)]).handling(
+                MESSAGE, "g"
+            ),
+        ):  # noqa: PT011
             story.append("handler")
         assert story == ["a in g", *(["handler"] * (not on_the_way_in)), "a saw OSError", "a out"]
 
@@ -209,9 +221,15 @@ async def test_a_client_without_interceptors_makes_the_plain_producers_and_consu
 async def test_refused_and_abandoned_messages_are_reported() -> None:
     story: list[str] = []
     mq = Client("localhost:1", interceptors=[Recorder(story)])
-    for producer, key in ((mq.producer("s"), None), (mq.ordered_producer("o"), "k"), (mq.delayed_producer("d"), None)):
+    for producer, key in (
+        (mq.producer("s"), None),
+        (mq.ordered_producer("o"), "k"),
+        (mq.delayed_producer("d"), None),
+    ):
         story.clear()
-        due: dict[str, Any] = {"due_ms": 1} if type(producer).__name__.endswith("DelayedProducer") else {}
+        due: dict[str, Any] = (
+            {"due_ms": 1} if type(producer).__name__.endswith("DelayedProducer") else {}
+        )
         with pytest.raises(MessageTooLarge):
             producer.send(b"x" * 20_000_000, key, **due)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
@@ -289,7 +307,9 @@ class Settled(BaseInterceptor):
         return sum((Counter(each.verdicts) for each in self.reports), Counter())
 
 
-async def test_interceptors_hear_of_all_verdicts_and_cannot_harm_them(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_interceptors_hear_of_all_verdicts_and_cannot_harm_them(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     told = Settled()
     async with qmq.connect(node.address, interceptors=[told]) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(4)])
@@ -301,14 +321,19 @@ async def test_interceptors_hear_of_all_verdicts_and_cannot_harm_them(node: Node
             found[3].reject("no use")
     assert told.counts == {"ack": 2, "nack": 1, "reject": 1}
     assert {(each.subject, each.group, each.error) for each in told.reports} == {("s", "g", None)}
-    assert all(each.began_ns <= each.ended_ns and each.broker_group and each.server for each in told.reports)
+    assert all(
+        each.began_ns <= each.ended_ns and each.broker_group and each.server
+        for each in told.reports
+    )
     assert "failed when messages of s were settled" in caplog.text
 
 
 async def test_interceptors_hear_of_the_verdicts_on_ordered_messages(node: Node) -> None:
     told = Settled()
     async with qmq.connect(node.address, interceptors=[told]) as mq:
-        await mq.metadata.create_subject(SubjectConfig("ordered", order=Order.STRICT, logical_partitions=64), partitions=1)
+        await mq.metadata.create_subject(
+            SubjectConfig("ordered", order=Order.STRICT, logical_partitions=64), partitions=1
+        )
         await mq.send_many("ordered", [b"1", b"2", b"3"], keys=["a", "b", "a"])
         async with mq.ordered_consumer("ordered", "g") as consumer:
             async with asyncio.timeout(30):
@@ -345,8 +370,13 @@ async def test_a_message_whose_interceptor_raises_is_not_lost(node: Node) -> Non
 
 async def test_traces_go_through_delayed_and_ordered_messages(tmp_path: Path) -> None:
     config = node_config(tmp_path, delay=True)
-    async with running(config) as node, qmq.connect(node.address, interceptors=[TraceContext()]) as mq:
-        await mq.metadata.create_subject(SubjectConfig("ordered", order=Order.STRICT, logical_partitions=64), partitions=1)
+    async with (
+        running(config) as node,
+        qmq.connect(node.address, interceptors=[TraceContext()]) as mq,
+    ):
+        await mq.metadata.create_subject(
+            SubjectConfig("ordered", order=Order.STRICT, logical_partitions=64), partitions=1
+        )
         await mq.send("start", b"x", headers={"traceparent": PARENT})
         handled = asyncio.Event()
 
@@ -354,7 +384,11 @@ async def test_traces_go_through_delayed_and_ordered_messages(tmp_path: Path) ->
             await mq.send("end", b"x")
             handled.set()
 
-        async with mq.consumer("start", "g") as starting, mq.consumer("late", "g") as late, mq.consumer("end", "g") as ending:
+        async with (
+            mq.consumer("start", "g") as starting,
+            mq.consumer("late", "g") as late,
+            mq.consumer("end", "g") as ending,
+        ):
             await first(starting)
             await mq.send("late", b"x", delay=timedelta(milliseconds=1))
             assert (await first(late)).headers["traceparent"] == PARENT
@@ -370,7 +404,10 @@ async def test_traces_go_through_delayed_and_ordered_messages(tmp_path: Path) ->
 
 
 async def test_traces_go_through_dead_letters_and_their_replay(node: Node) -> None:
-    async with qmq.connect(node.address, interceptors=[TraceContext()]) as mq, mq.consumer("s", "g") as consumer:
+    async with (
+        qmq.connect(node.address, interceptors=[TraceContext()]) as mq,
+        mq.consumer("s", "g") as consumer,
+    ):
         await mq.send("s", b"x", headers={"traceparent": PARENT})
         message = await first(consumer)
         assert isinstance(message, Message)
@@ -395,4 +432,14 @@ def test_without_asyncio_handling_is_in_the_callers_thread(node_process: Any) ->
                 break
             mq.send("s", b"2")
         del message
-    assert story == ["a sending 1", "a sent", "a in g", "a sending 1", "a sent", "a out", "a in g", "a saw GeneratorExit", "a out"]
+    assert story == [
+        "a sending 1",
+        "a sent",
+        "a in g",
+        "a sending 1",
+        "a sent",
+        "a out",
+        "a in g",
+        "a saw GeneratorExit",
+        "a out",
+    ]

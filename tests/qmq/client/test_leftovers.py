@@ -27,11 +27,15 @@ def futures() -> int:
     gc.collect()
     # by type: isinstance would ask each lazy object of other libraries for its class, which makes it
     kinds = [type(each) for each in gc.get_objects()]
-    return sum(issubclass(each, asyncio.Future) and not issubclass(each, asyncio.Task) for each in kinds)
+    return sum(
+        issubclass(each, asyncio.Future) and not issubclass(each, asyncio.Task) for each in kinds
+    )
 
 
 async def ordered(mq: Client) -> None:
-    await mq.metadata.create_subject(qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=16), partitions=1
+    )
     await mq.ordered_producer("o").send(b"1", "k")
 
 
@@ -49,7 +53,9 @@ async def test_pulls_of_an_idle_subject_leave_nothing_behind(cluster: TestCluste
         assert futures() < before + 100
 
 
-async def test_a_client_forgets_consumers_and_producers_that_were_closed(cluster: TestCluster) -> None:
+async def test_a_client_forgets_consumers_and_producers_that_were_closed(
+    cluster: TestCluster,
+) -> None:
     mq = cluster.client()
     await ordered(mq)
     kept = mq.producer("s"), mq.consumer("s", group="g")
@@ -69,12 +75,17 @@ async def test_a_client_forgets_consumers_and_producers_that_were_closed(cluster
     mq.resume()
 
 
-async def test_what_was_buffered_is_not_handed_out_when_the_lease_has_run_out(cluster: TestCluster) -> None:
+async def test_what_was_buffered_is_not_handed_out_when_the_lease_has_run_out(
+    cluster: TestCluster,
+) -> None:
     mq = cluster.client(at="app")
     await cluster.client().send("s", b"0")
     for body in (b"1", b"2"):
         await cluster.client().send("s", body)
-    cut_off, other = mq.consumer("s", group="g", lease_ms=5_000), cluster.client().consumer("s", group="g", lease_ms=5_000)
+    cut_off, other = (
+        mq.consumer("s", group="g", lease_ms=5_000),
+        cluster.client().consumer("s", group="g", lease_ms=5_000),
+    )
     first = await cut_off.pull(1, SOON)
     assert first.bodies == [b"0"]
     async with cluster.partition("app"):

@@ -41,7 +41,13 @@ async def test_a_connection_that_is_made_while_the_client_closes_is_closed_too()
         await links.reach("s", "g0")
         others = asyncio.all_tasks()
         reaching = asyncio.create_task(links.reach("s", "g1"))
-        while not (found := [each for each in asyncio.all_tasks() - others - {reaching} if "connect" in repr(each.get_coro())]):
+        while not (
+            found := [
+                each
+                for each in asyncio.all_tasks() - others - {reaching}
+                if "connect" in repr(each.get_coro())
+            ]
+        ):
             await asyncio.sleep(0)
         while not found[0].done():
             await asyncio.sleep(0)

@@ -43,7 +43,9 @@ CONTEXT = Context(None, "g", (), None, None)
 
 
 async def test_parameters_are_bound_by_their_annotations() -> None:
-    async def handler(order: Order, session: Session, spare: int = 5, *, context: qmq.Context) -> tuple[object, ...]:
+    async def handler(
+        order: Order, session: Session, spare: int = 5, *, context: qmq.Context
+    ) -> tuple[object, ...]:
         return order, session, spare, context
 
     binding = bind(handler, is_batch=False)
@@ -69,7 +71,9 @@ async def test_methods_partials_and_callable_objects_are_handlers() -> None:
     assert await bound.call(b"x", CONTEXT, {}) == b"px"
 
 
-@pytest.mark.parametrize("kind", [qmq.Message, qmq.OrderedMessage, qmq.Message | qmq.OrderedMessage], ids=str)
+@pytest.mark.parametrize(
+    "kind", [qmq.Message, qmq.OrderedMessage, qmq.Message | qmq.OrderedMessage], ids=str
+)
 def test_who_takes_the_message_itself_has_nothing_decoded(kind: Any) -> None:
     def handler(message: Any) -> None: ...
 
@@ -120,7 +124,9 @@ def _what_is_this(body: bytes, what: Any) -> None: ...
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_a_handler_with_a_wrong_signature_is_refused_at_registration(handler: Callable[..., Any], words: str) -> None:
+def test_a_handler_with_a_wrong_signature_is_refused_at_registration(
+    handler: Callable[..., Any], words: str
+) -> None:
     mq = qmq.connect()
     with pytest.raises(InvalidArgument, match=words):
         mq.listener("s", "g")(handler)
@@ -149,7 +155,12 @@ def test_options_that_make_no_sense_are_refused(options: Any) -> None:
 
 
 def test_options_are_of_ordered_or_unordered_subjects() -> None:
-    for options in ({"tags_any": ["x"]}, {"most_once": True}, {"broadcast": True}, {"expired": "skip"}):
+    for options in (
+        {"tags_any": ["x"]},
+        {"most_once": True},
+        {"broadcast": True},
+        {"expired": "skip"},
+    ):
         with pytest.raises(InvalidArgument, match="ordered"):
             options_of("s", "g", options).ordered_consumer(is_async=True)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="a thread cannot be cancelled"):
@@ -185,7 +196,12 @@ POLICY = Policy((SECOND, 2 * SECOND))
         (UndecodableBody("no JSON"), 1, POLICY, (Act.REJECT, None, "no JSON")),
         (UndecodableBody("no JSON"), 1, Policy((), "retry"), (Act.NACK, None, "no JSON")),
         (UndecodableBody("no JSON"), 1, Policy((), "skip"), (Act.ACK, None, "")),
-        (Undecodable("of another service"), 1, Policy((), "skip"), (Act.NACK, None, "of another service")),
+        (
+            Undecodable("of another service"),
+            1,
+            Policy((), "skip"),
+            (Act.NACK, None, "of another service"),
+        ),
     ],
     ids=[
         "returned",

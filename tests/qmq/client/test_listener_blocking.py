@@ -52,7 +52,9 @@ def serve(address: str) -> list[tuple[int, int]]:
     return seen
 
 
-async def test_plain_functions_handle_messages_in_threads_until_they_are_stopped(node: Node) -> None:
+async def test_plain_functions_handle_messages_in_threads_until_they_are_stopped(
+    node: Node,
+) -> None:
     found: list[list[tuple[int, int]]] = []
     thread = threading.Thread(target=lambda: found.append(serve(node.address)))
     thread.start()

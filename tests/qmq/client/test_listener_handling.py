@@ -54,7 +54,9 @@ async def test_each_message_is_handled_once_and_acknowledged(node: Node) -> None
 
         for number in range(3):
             await mq.send("order.created", Order(number))
-        await mq.send_many("order.created", [qmq.payload.encode(Order(number)) for number in range(3, 3_000)])
+        await mq.send_many(
+            "order.created", [qmq.payload.encode(Order(number)) for number in range(3, 3_000)]
+        )
         async with mq.listening():
             await eventually(lambda: len(seen) == 3_000)
         assert set(seen.values()) == {1}
@@ -62,7 +64,9 @@ async def test_each_message_is_handled_once_and_acknowledged(node: Node) -> None
         assert len(await mq.consumer("order.created", "billing").pull(10, TINY)) == 0
 
 
-async def test_a_handler_that_raises_sees_its_message_again_with_the_delay_of_its_attempt(node: Node) -> None:
+async def test_a_handler_that_raises_sees_its_message_again_with_the_delay_of_its_attempt(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         attempts: list[int] = []
 
@@ -80,7 +84,9 @@ async def test_a_handler_that_raises_sees_its_message_again_with_the_delay_of_it
         assert attempts == [1, 2, 3, 4, 5]
 
 
-async def test_rejected_and_undecodable_messages_are_dead_at_once_with_the_reason(node: Node) -> None:
+async def test_rejected_and_undecodable_messages_are_dead_at_once_with_the_reason(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         seen: list[Order] = []
 
@@ -105,7 +111,10 @@ async def test_rejected_and_undecodable_messages_are_dead_at_once_with_the_reaso
         letters: dict[str, tuple[int, bytes]] = {}
         async with asyncio.timeout(20):
             while len(letters) < 3:
-                letters = {each.error: (each.attempts, each.body) for each in await mq.dead_letters("g").show()}
+                letters = {
+                    each.error: (each.attempts, each.body)
+                    for each in await mq.dead_letters("g").show()
+                }
         assert letters == {
             "no such customer": (1, b'{"id":1,"kind":"raised"}'),
             "no such shop": (1, b'{"id":2,"kind":"said"}'),
@@ -114,7 +123,9 @@ async def test_rejected_and_undecodable_messages_are_dead_at_once_with_the_reaso
         assert not await mq.dead_letters("lenient").describe()
 
 
-async def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_comes_again(node: Node) -> None:
+async def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_comes_again(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         was_cancelled: list[bool] = []
         deadlines: list[datetime | None] = []
@@ -138,7 +149,10 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_comes_
         await mq.run()
         assert was_cancelled == [True]
         assert len(deadlines) == 3
-        assert all(each is not None and before <= each + timedelta(milliseconds=1) < before + LONG for each in deadlines)
+        assert all(
+            each is not None and before <= each + timedelta(milliseconds=1) < before + LONG
+            for each in deadlines
+        )
 
 
 async def test_a_plain_function_runs_in_a_thread_with_a_blocking_client(node: Node) -> None:
@@ -166,13 +180,17 @@ async def test_a_plain_function_runs_in_a_thread_with_a_blocking_client(node: No
         assert threading.get_ident() not in threads
 
 
-async def test_a_thread_that_times_out_keeps_its_place_and_its_late_verdict_is_void(node: Node) -> None:
+async def test_a_thread_that_times_out_keeps_its_place_and_its_late_verdict_is_void(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         release, late = threading.Event(), threading.Event()
         attempts: list[int] = []
         names: set[str] = set()
 
-        @mq.listener("s", group="g", concurrency=2, timeout=timedelta(milliseconds=300), retry_delays=[NOW])
+        @mq.listener(
+            "s", group="g", concurrency=2, timeout=timedelta(milliseconds=300), retry_delays=[NOW]
+        )
         def hangs(message: qmq.Message) -> None:
             attempts.append(message.attempt)
             names.add(threading.current_thread().name)
@@ -222,7 +240,13 @@ async def test_an_early_verdict_holds_whatever_the_handler_does_later(node: Node
             await mq.send("s", word)
         async with mq.listening():
             await eventually(lambda: len(seen) == 10)
-        assert Counter(seen) == {("ack", 1): 2, ("nack", 1): 2, ("nack", 2): 2, ("message", 1): 2, ("message", 2): 2}
+        assert Counter(seen) == {
+            ("ack", 1): 2,
+            ("nack", 1): 2,
+            ("nack", 2): 2,
+            ("message", 1): 2,
+            ("message", 2): 2,
+        }
         for group in ("g", "threads"):
             assert len(await mq.consumer("s", group).pull(10, TINY)) == 0
 
@@ -251,7 +275,9 @@ class Settler:
 async def test_verdicts_of_threads_are_given_in_the_event_loops_thread() -> None:
     settler = Settler()
     _, region = encode(b"s", Columns([b"x"]), producer_id=1, batch_sequence=1, create_time_ms=1)
-    message = qmq.Message(settler, DecodedBatch(BatchView(Envelope(0, 0, 0, 0, 0, 0, 0, 0), region)), 0, 1, 5)
+    message = qmq.Message(
+        settler, DecodedBatch(BatchView(Envelope(0, 0, 0, 0, 0, 0, 0, 0), region)), 0, 1, 5
+    )
     say_from_threads(message, asyncio.get_running_loop())
     message.ack_later()
     await asyncio.to_thread(message.ack_later)
@@ -312,7 +338,12 @@ async def test_interceptors_are_around_each_handler_and_see_how_it_ends(node: No
         async with mq.listening():
             await eventually(lambda: len(spy.seen) == 4)
         assert sorted(inside) == ["batch", "loop", "thread"]
-        assert sorted(spy.seen) == ["batch OSError", "loop ValueError", "poison UndecodableBody", "thread KeyError"]
+        assert sorted(spy.seen) == [
+            "batch OSError",
+            "loop ValueError",
+            "poison UndecodableBody",
+            "thread KeyError",
+        ]
 
 
 async def test_a_provider_runs_for_each_message_and_sees_the_handlers_end(node: Node) -> None:
@@ -367,7 +398,9 @@ async def test_a_batch_is_acknowledged_except_messages_with_another_verdict(node
             await mq.send("s", Order(number))
         async with mq.listening() as listening:
             await mq.send_many("s", [qmq.payload.encode(Order(number)) for number in range(4, 9)])
-            await eventually(lambda: len(batches) == 1)  # what decodes comes again, and waits for a tenth
+            await eventually(
+                lambda: len(batches) == 1
+            )  # what decodes comes again, and waits for a tenth
             await mq.send("s", Order(9))
             await listening.wait()
         assert [sorted(each) for each in batches] == [list(range(9)), list(range(10))]
@@ -377,7 +410,10 @@ async def test_a_batch_is_acknowledged_except_messages_with_another_verdict(node
         async with asyncio.timeout(20):
             while len(errors) < 2:
                 errors = {each.error for each in await mq.dead_letters("g").show()}
-        assert errors == {"not this one", "DecodeError: JSON is malformed: invalid character (byte 0)"}
+        assert errors == {
+            "not this one",
+            "DecodeError: JSON is malformed: invalid character (byte 0)",
+        }
 
 
 async def test_most_once_and_broadcast_are_passed_on(node: Node) -> None:
@@ -418,7 +454,9 @@ async def test_tags_choose_what_a_listener_is_given(node: Node) -> None:
         assert seen == [b"ax", b"bx"]
 
 
-async def test_a_listener_that_cannot_continue_stops_the_others_with_grace_and_is_raised(node: Node) -> None:
+async def test_a_listener_that_cannot_continue_stops_the_others_with_grace_and_is_raised(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address, create_subjects=False) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig("there"))
         finished: list[bytes] = []

@@ -62,7 +62,9 @@ class Memory:
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-async def test_an_effect_happens_once_even_if_the_handler_or_the_commit_fails(node: Node, is_async: bool) -> None:
+async def test_an_effect_happens_once_even_if_the_handler_or_the_commit_fails(
+    node: Node, is_async: bool
+) -> None:
     async with qmq.connect(node.address) as mq:
         memory = Memory()
         memory.lost_commits = 1
@@ -83,7 +85,9 @@ async def test_an_effect_happens_once_even_if_the_handler_or_the_commit_fails(no
         async def work_in_loop(word: str, context: qmq.Context) -> None:
             work(word, context)
 
-        mq.listen("s", work_in_loop if is_async else work, "g", idempotent=memory, retry_delays=[NOW])
+        mq.listen(
+            "s", work_in_loop if is_async else work, "g", idempotent=memory, retry_delays=[NOW]
+        )
         for word in ("done", "fails", "rejected"):
             await mq.send("s", word)
         async with mq.listening():
@@ -125,7 +129,9 @@ async def test_each_consumer_of_a_broadcast_group_has_its_own_effect(node: Node)
             context.connection.append(word)
 
         for name in ("a", "b"):
-            mq.listen("s", work, "g", name=name, broadcast=True, start="earliest", idempotent=memory)
+            mq.listen(
+                "s", work, "g", name=name, broadcast=True, start="earliest", idempotent=memory
+            )
         await mq.send("s", "word")
         async with mq.listening():
             await eventually(lambda: len(memory.effects) == 2)

@@ -23,7 +23,9 @@ TINY = timedelta(milliseconds=20)
 
 
 async def ordered(mq: qmq.Client, name: str = "s") -> None:
-    await mq.metadata.create_subject(qmq.SubjectConfig(name, order=qmq.Order.STRICT, logical_partitions=64), partitions=2)
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig(name, order=qmq.Order.STRICT, logical_partitions=64), partitions=2
+    )
 
 
 async def send(mq: qmq.Client, keys: int, each: int) -> None:
@@ -31,7 +33,9 @@ async def send(mq: qmq.Client, keys: int, each: int) -> None:
         await mq.send_many("s", [b"%d" % number] * keys, keys=[f"k{key}" for key in range(keys)])
 
 
-async def test_keys_are_handled_in_parallel_and_each_in_its_order_also_after_failures(node: Node) -> None:
+async def test_keys_are_handled_in_parallel_and_each_in_its_order_also_after_failures(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await ordered(mq)
         await send(mq, 20, 10)
@@ -39,7 +43,9 @@ async def test_keys_are_handled_in_parallel_and_each_in_its_order_also_after_fai
         failed: set[object] = set()
         at_once = most = 0
 
-        @mq.listener("s", group="g", concurrency=8, retry_delays=[NOW], on_failure="park", attempts_max=9)
+        @mq.listener(
+            "s", group="g", concurrency=8, retry_delays=[NOW], on_failure="park", attempts_max=9
+        )
         async def handler(number: int, context: qmq.Context) -> None:
             nonlocal at_once, most
             at_once += 1
@@ -81,7 +87,9 @@ async def test_a_plain_function_keeps_the_order_of_a_key_too(node: Node) -> None
         assert threading.get_ident() not in threads
 
 
-async def test_a_stop_finishes_messages_in_progress_and_the_next_consumer_continues(node: Node) -> None:
+async def test_a_stop_finishes_messages_in_progress_and_the_next_consumer_continues(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await ordered(mq)
         await send(mq, 4, 10)
@@ -114,7 +122,9 @@ async def test_a_stop_finishes_messages_in_progress_and_the_next_consumer_contin
         assert all(numbers == list(range(10)) for numbers in done.values())
 
 
-async def test_after_the_grace_handlers_are_cancelled_and_their_messages_wait_for_the_next(node: Node) -> None:
+async def test_after_the_grace_handlers_are_cancelled_and_their_messages_wait_for_the_next(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await ordered(mq)
         await send(mq, 1, 3)
@@ -169,7 +179,9 @@ async def test_batches_are_of_one_lane_and_fail_as_a_whole(node: Node) -> None:
 
         @mq.listener("s", group="g", concurrency=2, batch=(50, NOW), retry_delays=[NOW])
         async def handler(numbers: list[int], context: qmq.Context) -> None:
-            (partition,) = {each.partition for each in context.messages if not isinstance(each, qmq.Message)}
+            (partition,) = {
+                each.partition for each in context.messages if not isinstance(each, qmq.Message)
+            }
             if partition not in failed:
                 failed.add(partition)
                 raise ValueError

@@ -85,7 +85,11 @@ ORDER = Order(uuid.UUID(int=7), datetime(2026, 1, 2, tzinfo=UTC), Currency.EUR, 
         ("gr\N{LATIN SMALL LETTER U WITH DIAERESIS}n", str, b"gr\xc3\xbcn"),
         (Line("x"), Line, b'{"name":"x","count":1}'),
         (ORDER, Order, None),
-        (Node(1, Node(2)), Node, b'{"value":1,"left":{"value":2,"left":null,"right":null},"right":null}'),
+        (
+            Node(1, Node(2)),
+            Node,
+            b'{"value":1,"left":{"value":2,"left":null,"right":null},"right":null}',
+        ),
         (Model(n=3), Model, b'{"n":3}'),
         (Box[int](inside=3), Box[int], b'{"inside":3}'),
         ([Model(n=3)], list[Model], b'[{"n":3}]'),
@@ -135,19 +139,25 @@ def test_messages_arrive_as_they_were_sent(value: object, kind: Any, body: bytes
     ],
     ids=["type", "truncated", "pydantic", "pydantic dataclass", "str", "list"],
 )
-def test_a_body_that_does_not_decode_says_what_is_wrong_with_it(kind: Any, body: bytes, words: str) -> None:
+def test_a_body_that_does_not_decode_says_what_is_wrong_with_it(
+    kind: Any, body: bytes, words: str
+) -> None:
     with pytest.raises(Undecodable, match=words):
         qmq.payload.decode(body, kind)
 
 
-@pytest.mark.parametrize("kind", [Stranger, WithStranger, complex, list[Stranger], "Order", 7], ids=str)
+@pytest.mark.parametrize(
+    "kind", [Stranger, WithStranger, complex, list[Stranger], "Order", 7], ids=str
+)
 def test_an_unusable_payload_type_is_refused_before_the_first_message(kind: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"payload|JSON"):
         codec_of(kind)
 
 
 @pytest.mark.parametrize(
-    "value", [None, Stranger(), {1, Stranger()}, "\ud800", float, {(1, 2): 3}], ids=["None", "class", "set", "str", "type", "key"]
+    "value",
+    [None, Stranger(), {1, Stranger()}, "\ud800", float, {(1, 2): 3}],
+    ids=["None", "class", "set", "str", "type", "key"],
 )
 def test_what_cannot_be_sent_is_a_typed_error(value: object) -> None:
     with pytest.raises(InvalidArgument):

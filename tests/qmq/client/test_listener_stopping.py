@@ -32,7 +32,9 @@ async def rest(mq: qmq.Client, count: int) -> list[qmq.Message]:
     return found
 
 
-async def test_a_stop_under_load_finishes_running_handlers_and_releases_the_rest(node: Node) -> None:
+async def test_a_stop_under_load_finishes_running_handlers_and_releases_the_rest(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         began: set[int] = set()
         ended: list[int] = []
@@ -75,10 +77,14 @@ async def test_unseen_messages_go_to_others_while_a_slow_handler_still_finishes(
         go_on.set()
         await running
         assert ended == [b"0"]
-        assert sorted(each.body for each in await rest(mq, 9)) == [b"%d" % number for number in range(1, 10)]
+        assert sorted(each.body for each in await rest(mq, 9)) == [
+            b"%d" % number for number in range(1, 10)
+        ]
 
 
-async def test_after_the_grace_handlers_are_cancelled_and_their_messages_released(node: Node) -> None:
+async def test_after_the_grace_handlers_are_cancelled_and_their_messages_released(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         began = asyncio.Event()
         cancelled: list[str] = []
@@ -100,7 +106,9 @@ async def test_after_the_grace_handlers_are_cancelled_and_their_messages_release
         assert again.attempt == 2
 
 
-async def test_a_handler_that_ignores_cancellation_is_left_and_its_message_returns(node: Node) -> None:
+async def test_a_handler_that_ignores_cancellation_is_left_and_its_message_returns(
+    node: Node,
+) -> None:
     async with qmq.Client(node.address, timing=ClientTiming(cancel_s=0.05)) as mq:
         began, go_on = asyncio.Event(), asyncio.Event()
 
@@ -126,7 +134,12 @@ async def test_who_cancels_run_or_closes_the_client_stops_with_grace_too(node: N
         began, go_on = asyncio.Event(), asyncio.Event()
         ended: list[bytes] = []
 
-        async def handler(body: bytes, began: asyncio.Event = began, go_on: asyncio.Event = go_on, ended: list[bytes] = ended) -> None:
+        async def handler(
+            body: bytes,
+            began: asyncio.Event = began,
+            go_on: asyncio.Event = go_on,
+            ended: list[bytes] = ended,
+        ) -> None:
             began.set()
             await go_on.wait()
             ended.append(body)
@@ -158,12 +171,18 @@ async def test_a_batch_that_is_being_gathered_is_finished_before_the_stop(node: 
 
         await mq.send_many("s", [b"1", b"2"])
         async with mq.listening():
-            await eventually(lambda: any(isinstance(each, qmq.Consumer) and each.held == 2 for each in mq.consumers))
+            await eventually(
+                lambda: any(
+                    isinstance(each, qmq.Consumer) and each.held == 2 for each in mq.consumers
+                )
+            )
         assert batches == [[b"1", b"2"]]
         assert await rest(mq, 0) == []
 
 
-async def test_listeners_begin_again_and_join_those_at_work_but_are_not_run_twice(node: Node) -> None:
+async def test_listeners_begin_again_and_join_those_at_work_but_are_not_run_twice(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         with pytest.raises(InvalidArgument, match="no listener is registered"):
             await mq.run()
@@ -233,11 +252,19 @@ SCRIPT = """
 """
 
 
-async def test_the_first_signal_has_handlers_finish_and_the_second_cancels_them(node: Node, tmp_path: Path) -> None:
+async def test_the_first_signal_has_handlers_finish_and_the_second_cancels_them(
+    node: Node, tmp_path: Path
+) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send("finishes", b"x")
         await mq.send("hangs", b"x")
-        command = [sys.executable, "-c", textwrap.dedent(SCRIPT), node.address, str(tmp_path / "go")]
+        command = [
+            sys.executable,
+            "-c",
+            textwrap.dedent(SCRIPT),
+            node.address,
+            str(tmp_path / "go"),
+        ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None

@@ -49,11 +49,19 @@ def test_an_awaited_send_takes_one_round_of_the_loop_at_each_end(tmp_path: Path)
 
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
         taken = runner.run(rounds_of_sends())
-    assert 2 * SENDS <= taken < 3 * SENDS, "flushes and timers add some; a hop over call_soon at either end would add 300"
+    assert 2 * SENDS <= taken < 3 * SENDS, (
+        "flushes and timers add some; a hop over call_soon at either end would add 300"
+    )
 
 
-async def test_the_application_gets_a_message_before_the_next_pull_is_prepared(tmp_path: Path) -> None:
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, mq.consumer("s", "g") as consumer:
+async def test_the_application_gets_a_message_before_the_next_pull_is_prepared(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running(node_config(tmp_path)) as node,
+        qmq.connect(node.address) as mq,
+        mq.consumer("s", "g") as consumer,
+    ):
         await consumer.join()
 
         async def take() -> int:
@@ -64,7 +72,9 @@ async def test_the_application_gets_a_message_before_the_next_pull_is_prepared(t
             taking = asyncio.create_task(take())
             await mq.send("s", b"x")
             assert await taking == 0
-            await asyncio.sleep(0)  # until this round has ended, in which the receipt may have come, too
+            await asyncio.sleep(
+                0
+            )  # until this round has ended, in which the receipt may have come, too
             assert consumer.attachments[0].asked > 0
 
 
@@ -99,7 +109,9 @@ async def test_tasks_run_before_calls_and_calls_made_by_tasks_are_of_the_same_ro
         said.append(name)
         loop_round.at_end(lambda: said.append(f"sent by {name}"))
 
-    tasks = [asyncio.create_task(wait(waiter, name)) for waiter, name in zip(waiters, "ab", strict=True)]
+    tasks = [
+        asyncio.create_task(wait(waiter, name)) for waiter, name in zip(waiters, "ab", strict=True)
+    ]
     await asyncio.sleep(0)
 
     def frames_come() -> None:
@@ -177,7 +189,11 @@ async def test_several_tasks_may_wait_for_one_ticket_also_through_wait_for_and_g
     async def wait() -> BatchReceipt:
         return await ticket
 
-    waiting = [asyncio.create_task(wait()), asyncio.create_task(asyncio.wait_for(wait(), 10)), asyncio.ensure_future(ticket)]
+    waiting = [
+        asyncio.create_task(wait()),
+        asyncio.create_task(asyncio.wait_for(wait(), 10)),
+        asyncio.ensure_future(ticket),
+    ]
     await asyncio.sleep(0)
     ticket.resolve(RECEIPT)
     assert await asyncio.gather(*waiting) == [RECEIPT] * 3
@@ -186,7 +202,9 @@ async def test_several_tasks_may_wait_for_one_ticket_also_through_wait_for_and_g
 async def test_a_failure_at_the_end_of_a_round_is_reported_and_keeps_nothing_else() -> None:
     loop_round, said = EventLoopTick(), list[str]()
     reported: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _loop, context: reported.append(context["exception"])
+    )
     failure = ValueError("boom")
 
     def fail() -> None:

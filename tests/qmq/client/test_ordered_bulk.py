@@ -98,9 +98,18 @@ async def test_bodies_keys_and_messages_say_the_same() -> None:
         assert found.keys_bytes == [b"a", b"b", b"a"]
         assert [each.body for each in found] == found.bodies
         assert (found[1].key, found[-1].body, found[-1].sequence) == ("b", b"2", 2)
-        assert (found.partition, found.broker_group, found.token) == (1, "g0", c.broker.grants[0].token)
+        assert (found.partition, found.broker_group, found.token) == (
+            1,
+            "g0",
+            c.broker.grants[0].token,
+        )
         message = found[0]
-        assert (message.partition, message.subject, message.route_version, message.token) == (1, "s", 7, found.token)
+        assert (message.partition, message.subject, message.route_version, message.token) == (
+            1,
+            "s",
+            7,
+            found.token,
+        )
         assert message.logical_partition == logical_partition(b"a", N)
         assert "LaneMessage s/1/0" in repr(message)
         assert "3 of partition 1" in repr(found)
@@ -113,7 +122,10 @@ async def test_a_lane_that_is_part_of_its_partition_brings_its_own_messages_only
         c.broker.append(1, numbered(KEYS, 30))
         c.assignments.assign(a=[lane(lps=LEFT)], b=[lane(lps=RIGHT)])
         records = [Record(), Record()]
-        tasks = [asyncio.create_task(record.consume(ordered(c, name), 50)) for name, record in zip(("a", "b"), records, strict=True)]
+        tasks = [
+            asyncio.create_task(record.consume(ordered(c, name), 50))
+            for name, record in zip(("a", "b"), records, strict=True)
+        ]
         await eventually(c.broker.partition(1).is_all_done)
         for record, lps in zip(records, (LEFT, RIGHT), strict=True):
             own = [key for key in KEYS if lps.first <= logical_partition(key, N) < lps.end]
@@ -126,7 +138,13 @@ async def test_nothing_comes_when_the_wait_is_over() -> None:
         c.broker.partition(1)
         c.assignments.assign(a=[lane()])
         found = await ordered(c).pull(wait=SHORT)
-        assert (len(found), found.bodies, found.partition, found.broker_group, found.token) == (0, [], 0, "", 0)
+        assert (len(found), found.bodies, found.partition, found.broker_group, found.token) == (
+            0,
+            [],
+            0,
+            "",
+            0,
+        )
         found.ack_later()
         await found.ack_sync()
         found.fail()
@@ -193,7 +211,9 @@ async def test_a_slice_is_acknowledged_when_the_loop_comes_back_and_not_before()
                 break
         await eventually(lambda: c.broker.partition(1).done == {0, 1})
         await consumer.close()
-        assert c.broker.partition(1).done == {0, 1}, "nobody finished the slice that the loop was left with"
+        assert c.broker.partition(1).done == {0, 1}, (
+            "nobody finished the slice that the loop was left with"
+        )
         assert consumer.stale == 0
 
 
@@ -276,18 +296,34 @@ async def test_a_lane_shrinks_and_two_consumers_continue_in_order_without_a_mess
             {"a": [lane(lps=LEFT)], "b": [lane(lps=RIGHT)]},
             {"a": [lane(lps=RIGHT)], "b": [lane(lps=LEFT)]},
             {"a": [], "b": [lane()]},
-            {"a": [lane(lps=LpRange(0, 3)), lane(lps=LpRange(3, 9))], "b": [lane(lps=LpRange(9, N))]},
+            {
+                "a": [lane(lps=LpRange(0, 3)), lane(lps=LpRange(3, 9))],
+                "b": [lane(lps=LpRange(9, N))],
+            },
         ]
         c.assignments.assign(a=[lane()], b=[])
-        records, consumers = [Record(), Record()], [ordered(c, prefetch=30), ordered(c, "b", prefetch=30)]
-        tasks = [asyncio.create_task(record.consume(each, 7)) for record, each in zip(records, consumers, strict=True)]
+        records, consumers = (
+            [Record(), Record()],
+            [ordered(c, prefetch=30), ordered(c, "b", prefetch=30)],
+        )
+        tasks = [
+            asyncio.create_task(record.consume(each, 7))
+            for record, each in zip(records, consumers, strict=True)
+        ]
         for flip in range(12):
             before = records[0].count + records[1].count
-            await eventually(lambda before=before: records[0].count + records[1].count > before + 15 or c.broker.partition(1).is_all_done())
+            await eventually(
+                lambda before=before: (
+                    records[0].count + records[1].count > before + 15
+                    or c.broker.partition(1).is_all_done()
+                )
+            )
             c.assignments.assign(**shapes[flip % len(shapes)])  # type: ignore[arg-type]
         await eventually(c.broker.partition(1).is_all_done)
         for key in KEYS:
-            assert sorted(records[0].seen[key] + records[1].seen[key]) == list(range(40)), "each once"
+            assert sorted(records[0].seen[key] + records[1].seen[key]) == list(range(40)), (
+                "each once"
+            )
             assert all(record.seen[key] == sorted(record.seen[key]) for record in records)
         assert [each.stale for each in consumers] == [0, 0]
         await stopped(tasks)
@@ -305,7 +341,9 @@ async def test_the_end_of_a_lane_is_reported_only_when_all_of_it_is_committed() 
         assert c.assignments.finished == []
         c.broker.answer_held()
         await eventually(lambda: lane() in c.assignments.finished)
-        assert c.broker.verdicts(LaneVerdict.DONE)[-1].last == 60, "the command message is settled too"
+        assert c.broker.verdicts(LaneVerdict.DONE)[-1].last == 60, (
+            "the command message is settled too"
+        )
         await stopped([task])
 
 
@@ -322,14 +360,22 @@ async def test_a_slice_that_failed_is_tried_again_in_place_and_its_lane_waits() 
         first.fail()
         again = await consumer.pull(2)
         assert (first.attempt, first.bodies) == (1, [b"0", b"1", b"2"])
-        assert (again.bodies, again.attempt, [each.attempt for each in again]) == ([b"0", b"1"], 2, [2, 2])
+        assert (again.bodies, again.attempt, [each.attempt for each in again]) == (
+            [b"0", b"1"],
+            2,
+            [2, 2],
+        )
         first.ack_later()
-        assert c.broker.partition(1).done == set(), "an acknowledgement of an earlier try no longer counts"
+        assert c.broker.partition(1).done == set(), (
+            "an acknowledgement of an earlier try no longer counts"
+        )
         again.fail()
         await eventually(lambda: c.broker.partition(1).failures == {0: 2})
         c.assignments.assign(a=[lane(1, LEFT), lane(2, RIGHT)])
         assert (await consumer.pull()).partition == 2
-        assert len(await consumer.pull(wait=SHORT)) == 0, "the failed slice waits, and its lane behind it"
+        assert len(await consumer.pull(wait=SHORT)) == 0, (
+            "the failed slice waits, and its lane behind it"
+        )
         with pytest.raises(InvalidArgument):
             again.fail(timedelta(seconds=-1))
 
@@ -350,7 +396,16 @@ async def test_the_attempt_of_the_first_message_survives_a_takeover() -> None:
 async def test_parked_keys_are_set_aside_and_the_others_come() -> None:
     async with lane_cluster() as c:
         partition = c.broker.partition(1)
-        partition.append([(b"bad", b"0"), (b"ok", b"0"), (b"bad", b"1"), (b"bad", b"2"), (b"ok", b"1"), (b"ok", b"2")])
+        partition.append(
+            [
+                (b"bad", b"0"),
+                (b"ok", b"0"),
+                (b"bad", b"1"),
+                (b"bad", b"2"),
+                (b"ok", b"1"),
+                (b"ok", b"2"),
+            ]
+        )
         partition.done, partition.parked = {0}, {b"bad": [0]}
         c.assignments.assign(a=[lane()])
         record = Record()
@@ -440,7 +495,9 @@ async def test_closing_gives_up_a_slice_that_takes_too_long() -> None:
             await found.ack_sync()
 
 
-async def test_news_for_a_cancelled_reader_go_to_another_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_news_for_a_cancelled_reader_go_to_another_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with lane_cluster() as c:
         c.broker.partition(1)
         c.assignments.assign(a=[lane()])
@@ -449,7 +506,9 @@ async def test_news_for_a_cancelled_reader_go_to_another_reader(monkeypatch: pyt
         await eventually(lambda: consumer.lanes == (lane(),))
         usual = LaneInbox.arrived_in_bulk
 
-        def arrived_and_cut_off(inbox: LaneInbox, reader: LaneReader, runs: list[MessageRun]) -> None:
+        def arrived_and_cut_off(
+            inbox: LaneInbox, reader: LaneReader, runs: list[MessageRun]
+        ) -> None:
             usual(inbox, reader, runs)
             first.cancel()
 
@@ -464,9 +523,13 @@ async def test_news_for_a_cancelled_reader_go_to_another_reader(monkeypatch: pyt
 
 async def test_on_a_node_all_messages_come_in_order_through_a_split(tmp_path: Path) -> None:
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2)
+        await mq.metadata.create_subject(
+            SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2
+        )
         record, sent = Record(), 0
-        consumers = [mq.ordered_consumer("s", "g", name=name, prefetch=5_000) for name in ("a", "b")]
+        consumers = [
+            mq.ordered_consumer("s", "g", name=name, prefetch=5_000) for name in ("a", "b")
+        ]
         tasks = [asyncio.create_task(record.consume(each, 700)) for each in consumers]
         async with mq.ordered_producer("s") as producer:
             for part in range(6):

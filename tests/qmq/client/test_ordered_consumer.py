@@ -20,7 +20,15 @@ import qmq
 from qmq.client.consuming.ordered.consumer import OrderedConsumer
 from qmq.client.consuming.ordered.lane_reader import LaneInbox
 from qmq.client.consuming.ordered.message import OrderedMessage
-from qmq.errors import ClientClosed, InvalidArgument, LaneLost, MessagesExpired, NoQuorum, OrderMismatch, UnknownSubject
+from qmq.errors import (
+    ClientClosed,
+    InvalidArgument,
+    LaneLost,
+    MessagesExpired,
+    NoQuorum,
+    OrderMismatch,
+    UnknownSubject,
+)
 from qmq.wire.frame import FrameKind
 from qmq.wire.frame_payloads import LaneVerdict
 
@@ -88,7 +96,9 @@ def ordered(c: LaneCluster, name: str = "a", **options: object) -> OrderedConsum
 
 
 async def until_parked(broker: FakeLanes, count: int) -> None:
-    await eventually(lambda: sum(len(each) for each in broker.partition(1).parked.values()) == count)
+    await eventually(
+        lambda: sum(len(each) for each in broker.partition(1).parked.values()) == count
+    )
 
 
 # --- order, and as much at once as there are keys ---------------------------------------------------------------------
@@ -98,13 +108,23 @@ async def test_keys_are_worked_on_concurrently_and_each_in_order() -> None:
     async with lane_cluster(groups=2) as c:
         handler = Recorder(wait_s=0.003)
         for number, broker in enumerate(c.lanes):
-            half = [key for key in KEYS if LEFT.first <= logical_partition(key, N) < LEFT.end] if number == 0 else []
-            rest = [key for key in KEYS if key not in half and logical_partition(key, N) >= LEFT.end] if number == 1 else []
+            half = (
+                [key for key in KEYS if LEFT.first <= logical_partition(key, N) < LEFT.end]
+                if number == 0
+                else []
+            )
+            rest = (
+                [key for key in KEYS if key not in half and logical_partition(key, N) >= LEFT.end]
+                if number == 1
+                else []
+            )
             broker.append(number + 1, numbered(half or rest, 30))
         c.assignments.assign(a=[lane(1, LEFT, group="g0"), lane(2, RIGHT, group="g1")])
         task = asyncio.create_task(ordered(c, prefetch=100).run(handler, concurrency=64))
         await eventually(lambda: handler.count == 30 * len(KEYS))
-        await eventually(lambda: c.lanes[0].partition(1).is_all_done() and c.lanes[1].partition(2).is_all_done())
+        await eventually(
+            lambda: c.lanes[0].partition(1).is_all_done() and c.lanes[1].partition(2).is_all_done()
+        )
         handler.check_order(30)
         assert handler.most_at_once > 5
         await stopped(task)
@@ -121,7 +141,9 @@ async def test_concurrency_is_never_exceeded() -> None:
         await stopped(task)
 
 
-async def test_idle_workers_are_not_woken_by_messages_that_a_busy_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_workers_are_not_woken_by_messages_that_a_busy_one_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with lane_cluster() as c:
         c.assignments.assign(a=[lane()])
         consumer, seen, waits = ordered(c), list[bytes](), 0
@@ -141,7 +163,9 @@ async def test_idle_workers_are_not_woken_by_messages_that_a_busy_one_takes(monk
         await eventually(lambda: waits >= 64 and c.broker.partition(1).is_all_done())
         waits = 0
         c.broker.append(1, numbered(KEYS, 20))
-        await eventually(lambda: len(seen) == 1 + 20 * len(KEYS) and c.broker.partition(1).is_all_done())
+        await eventually(
+            lambda: len(seen) == 1 + 20 * len(KEYS) and c.broker.partition(1).is_all_done()
+        )
         assert waits < 20, "workers were woken for nothing"
         await stopped(task)
 
@@ -160,7 +184,9 @@ async def test_a_message_is_acknowledged_when_the_loop_comes_back() -> None:
         assert seen == [b"0", b"1", b"2"]
         await eventually(lambda: c.broker.partition(1).done == {0, 1})
         await consumer.close()
-        assert c.broker.partition(1).done == {0, 1}, "nobody finished the message that the loop was left with"
+        assert c.broker.partition(1).done == {0, 1}, (
+            "nobody finished the message that the loop was left with"
+        )
         assert consumer.stale == 0
 
 
@@ -191,8 +217,17 @@ async def test_a_message_says_where_it_belongs() -> None:
         c.assignments.assign(a=[lane(version=7)])
         consumer = ordered(c)
         message = await anext(consumer)
-        assert (message.key, message.partition, message.broker_group, message.subject) == ("a", 1, "g0", "s")
-        assert (message.logical_partition, message.route_version, message.attempt) == (logical_partition(b"a", N), 7, 1)
+        assert (message.key, message.partition, message.broker_group, message.subject) == (
+            "a",
+            1,
+            "g0",
+            "s",
+        )
+        assert (message.logical_partition, message.route_version, message.attempt) == (
+            logical_partition(b"a", N),
+            7,
+            1,
+        )
         assert message.token == c.broker.grants[0].token
         assert consumer.lanes == (lane(version=7),)
         assert "s/1/0" in repr(message)
@@ -311,7 +346,9 @@ async def test_verdicts_that_were_on_their_way_when_the_lane_was_lost_are_stale(
         c.broker.answer_held()
         await eventually(lambda: consumer.stale == 1)
         again = await anext(consumer)
-        assert (again.body, again.token) == (b"0", 2), "the lane is still assigned: it is taken again, from its first message"
+        assert (again.body, again.token) == (b"0", 2), (
+            "the lane is still assigned: it is taken again, from its first message"
+        )
         await again.ack_sync()
         assert c.broker.partition(1).done == {0}
 
@@ -347,7 +384,9 @@ async def test_refused_verdicts_are_given_again() -> None:
         message = await anext(ordered(c, ack="explicit"))
         assert c.broker.group.master is not None
         usual = c.broker.group.master.handle[FrameKind.LANE_SETTLE]
-        c.broker.group.master.handle[FrameKind.LANE_SETTLE] = lambda peer, request: peer.refuse(request, NoQuorum("alone"))
+        c.broker.group.master.handle[FrameKind.LANE_SETTLE] = lambda peer, request: peer.refuse(
+            request, NoQuorum("alone")
+        )
         acknowledging = asyncio.create_task(message.ack_sync())
         await asyncio.wait([acknowledging], timeout=0.05)
         c.broker.group.master.handle[FrameKind.LANE_SETTLE] = usual
@@ -370,9 +409,13 @@ async def test_a_consumer_that_vanishes_without_a_word_loses_nothing() -> None:
             await eventually(c.broker.partition(1).is_all_done)
             for key in KEYS[:5]:
                 numbers = survivor.seen[key]
-                assert numbers == list(range(numbers[0] if numbers else 6, 6)), "a replay, in order, to the end"
+                assert numbers == list(range(numbers[0] if numbers else 6, 6)), (
+                    "a replay, in order, to the end"
+                )
                 # the victim may have attached once more, before it learned that another consumer has the lane
-                assert {*handler.seen[key], *numbers} == set(range(6)), "what is settled was handled"
+                assert {*handler.seen[key], *numbers} == set(range(6)), (
+                    "what is settled was handled"
+                )
             await stopped(task, other)
 
 
@@ -395,9 +438,15 @@ async def test_a_lane_shrinks_under_unfinished_messages_and_two_consumers_keep_t
         assert c.broker.holders(1) == [(LEFT, "a"), (RIGHT, "b")]
         assert consumer.stale == other.stale == 0
         for key in KEYS:
-            assert first.seen[key] + second.seen[key] == list(range(100)), "nothing twice, nothing out of order"
+            assert first.seen[key] + second.seen[key] == list(range(100)), (
+                "nothing twice, nothing out of order"
+            )
         assert second.count > 0
-        assert all(logical_partition(key, N) >= RIGHT.first for key, numbers in second.seen.items() if numbers)
+        assert all(
+            logical_partition(key, N) >= RIGHT.first
+            for key, numbers in second.seen.items()
+            if numbers
+        )
         await stopped(*tasks)
 
 
@@ -447,7 +496,11 @@ async def test_lanes_that_stay_are_kept_also_under_another_version_of_the_route(
         assert (await anext(consumer)).body == b"1"
         assert [each.partition for each in c.broker.attaches] == [1, 2]
         c.broker.cut()
-        await eventually(lambda: [(each.partition, each.version) for each in c.broker.attaches].count((1, 2)) == 1)
+        await eventually(
+            lambda: (
+                [(each.partition, each.version) for each in c.broker.attaches].count((1, 2)) == 1
+            )
+        )
 
 
 async def test_a_range_that_comes_back_waits_until_this_consumer_itself_has_let_go() -> None:
@@ -464,7 +517,10 @@ async def test_a_range_that_comes_back_waits_until_this_consumer_itself_has_let_
         assert len(c.broker.attaches) == 1
         await message.ack_sync()
         assert (await anext(consumer)).body == b"1"
-        assert [(each.first, each.end) for each in c.broker.attaches] == [tuple(WHOLE), tuple(WHOLE)]
+        assert [(each.first, each.end) for each in c.broker.attaches] == [
+            tuple(WHOLE),
+            tuple(WHOLE),
+        ]
 
 
 async def test_lanes_continue_while_no_metaserver_answers_and_the_next_one_is_asked() -> None:
@@ -516,7 +572,9 @@ async def test_the_end_of_a_lane_is_reported_only_when_all_of_it_is_committed() 
         assert c.assignments.finished == []
         c.broker.answer_held()
         await eventually(lambda: lane() in c.assignments.finished)
-        assert [(each.first, each.last) for each in c.broker.verdicts(LaneVerdict.DONE)][-1][1] == 2, "the command message is settled too"
+        assert [(each.first, each.last) for each in c.broker.verdicts(LaneVerdict.DONE)][-1][
+            1
+        ] == 2, "the command message is settled too"
         await stopped(task)
 
 
@@ -559,7 +617,9 @@ async def test_a_failed_message_is_tried_again_in_place_and_blocks_its_lane_only
         handler = Recorder()
         handler.fails[b"bad", 0] = 1_000_000
         task = asyncio.create_task(ordered(c, retry_delays_s=(0.01,)).run(handler, concurrency=1))
-        await eventually(lambda: handler.seen[b"other"] == [0] and (b"bad", 0, 4) in handler.attempts)
+        await eventually(
+            lambda: handler.seen[b"other"] == [0] and (b"bad", 0, 4) in handler.attempts
+        )
         assert set(handler.seen) == {b"other"}, "no other message of the lane was handled"
         await eventually(lambda: c.broker.partition(1).failures.get(0, 0) >= 3)
         handler.fails.clear()
@@ -593,7 +653,9 @@ async def test_a_message_fails_by_word_and_comes_again_before_anything_newer_of_
         again = await anext(consumer)
         assert (again.body, again.key, again.attempt) == (b"0", "a", 2)
         first.ack_later()
-        assert c.broker.partition(1).done == set(), "an acknowledgement of an earlier try no longer counts"
+        assert c.broker.partition(1).done == set(), (
+            "an acknowledgement of an earlier try no longer counts"
+        )
         again.ack_later()
         rest = [await anext(consumer), await anext(consumer)]
         assert sorted((each.key or "", each.body) for each in rest) == [("a", b"1"), ("b", b"0")]
@@ -607,7 +669,9 @@ async def test_a_key_that_fails_too_often_is_set_aside_with_what_follows_and_oth
         c.assignments.assign(a=[lane()])
         handler = Recorder()
         handler.fails[b"bad", 0] = 1_000_000
-        task = asyncio.create_task(ordered(c, on_failure="park", attempts_max=3, retry_delays_s=NOW).run(handler))
+        task = asyncio.create_task(
+            ordered(c, on_failure="park", attempts_max=3, retry_delays_s=NOW).run(handler)
+        )
         await until_parked(c.broker, 2)
         c.broker.append(1, [(b"bad", b"2"), (b"ok", b"1")])
         await until_parked(c.broker, 3)
@@ -811,14 +875,18 @@ async def test_the_client_closes_its_consumers() -> None:
 async def test_an_unordered_consumer_of_an_ordered_subject_is_told_what_to_use() -> None:
     async with cluster(1) as c:
         for replica in c.groups[0].replicas:
-            replica.handle[FrameKind.ATTACH] = lambda peer, request: peer.refuse(request, OrderMismatch("subject 's' is ordered"))
+            replica.handle[FrameKind.ATTACH] = lambda peer, request: peer.refuse(
+                request, OrderMismatch("subject 's' is ordered")
+            )
         with pytest.raises(OrderMismatch, match="ordered_consumer"):
             await anext(c.mq.consumer("s", "g"))
 
 
 async def test_what_a_metaserver_refuses_for_good_is_raised() -> None:
     async with lane_cluster() as c:
-        c.assignments.refusal = OrderMismatch("subject 's' is not ordered: consume it with mq.consumer")
+        c.assignments.refusal = OrderMismatch(
+            "subject 's' is not ordered: consume it with mq.consumer"
+        )
         with pytest.raises(OrderMismatch):
             await anext(ordered(c))
         c.assignments.refusal = UnknownSubject("there is no subject 's'")
@@ -827,7 +895,15 @@ async def test_what_a_metaserver_refuses_for_good_is_raised() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"ack": "never"}, {"start": "now"}, {"gate": "open"}, {"prefetch": 0}, {"on_failure": "skip"}, {"retry_delays_s": ()}]
+    "options",
+    [
+        {"ack": "never"},
+        {"start": "now"},
+        {"gate": "open"},
+        {"prefetch": 0},
+        {"on_failure": "skip"},
+        {"retry_delays_s": ()},
+    ],
 )
 async def test_options_that_make_no_sense_are_refused(options: dict[str, object]) -> None:
     async with qmq.connect("localhost:1") as mq:
@@ -852,13 +928,23 @@ async def test_hazard_10_two_quick_command_messages_are_finished_one_by_one() ->
         handler = Recorder()
         task = asyncio.create_task(ordered(c).run(handler))
         for number in (1, 2):
-            await eventually(lambda number=number: lane(number, version=number) in c.assignments.finished)
-            assert handler.seen[b"a"] == list(range(number)), "nothing of the next version before this one is finished"
-            assert set(c.assignments.finished) == {lane(each, version=each) for each in range(1, number + 1)}
+            await eventually(
+                lambda number=number: lane(number, version=number) in c.assignments.finished
+            )
+            assert handler.seen[b"a"] == list(range(number)), (
+                "nothing of the next version before this one is finished"
+            )
+            assert set(c.assignments.finished) == {
+                lane(each, version=each) for each in range(1, number + 1)
+            }
             c.assignments.assign(a=[lane(number + 1, version=number + 1)])
         await eventually(lambda: handler.count == 3)
         handler.check_order(3)
-        assert [(each.partition, each.version) for each in c.broker.attaches] == [(1, 1), (2, 2), (3, 3)]
+        assert [(each.partition, each.version) for each in c.broker.attaches] == [
+            (1, 1),
+            (2, 2),
+            (3, 3),
+        ]
         await stopped(task)
 
 
@@ -908,18 +994,28 @@ async def test_hazard_14_changes_between_wide_and_narrow_lanes_never_stop_the_dr
             {"a": [lane(lps=LEFT)], "b": [lane(lps=RIGHT)]},
             {"a": [lane(lps=RIGHT)], "b": [lane(lps=LEFT)]},
             {"a": [], "b": [lane()]},
-            {"a": [lane(lps=LpRange(0, 3)), lane(lps=LpRange(3, 9))], "b": [lane(lps=LpRange(9, N))]},
+            {
+                "a": [lane(lps=LpRange(0, 3)), lane(lps=LpRange(3, 9))],
+                "b": [lane(lps=LpRange(9, N))],
+            },
         ]
         c.assignments.assign(**shapes[0])
         first, second = Recorder(wait_s=0.002), Recorder(wait_s=0.002)
         consumers = [ordered(c), ordered(c, "b")]
-        tasks = [asyncio.create_task(each.run(handler)) for each, handler in zip(consumers, (first, second), strict=True)]
+        tasks = [
+            asyncio.create_task(each.run(handler))
+            for each, handler in zip(consumers, (first, second), strict=True)
+        ]
         flip = 0
         while not c.broker.partition(1).is_all_done():
             before = first.count + second.count
             flip += 1
             c.assignments.assign(**shapes[flip % len(shapes)])
-            await eventually(lambda before=before: first.count + second.count > before + 15 or c.broker.partition(1).is_all_done())
+            await eventually(
+                lambda before=before: (
+                    first.count + second.count > before + 15 or c.broker.partition(1).is_all_done()
+                )
+            )
         assert flip > 3
         assert [each.stale for each in consumers] == [0, 0]
         for key in KEYS:

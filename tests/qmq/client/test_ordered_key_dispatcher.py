@@ -53,12 +53,21 @@ class Nobody:
 def bring(dispatcher: KeyDispatcher, lane: Lane, *keys: bytes) -> list[OrderedMessage]:
     """Deliver a message for each key to a lane, and to the dispatcher."""
     at = lane.core.position
-    _, region = encode(b"s", Columns(list(keys), keys=list(keys)), producer_id=1, batch_sequence=0, create_time_ms=1)
+    _, region = encode(
+        b"s",
+        Columns(list(keys), keys=list(keys)),
+        producer_id=1,
+        batch_sequence=0,
+        create_time_ms=1,
+    )
     view = BatchView(Envelope(Kind.DATA, ENVELOPE_BYTES + len(region), 0, at, 1, 1, 1, 0), region)
     assert parse_header(region).count == len(keys)
     arrivals = [LaneArrival(at + index, key, 1) for index, key in enumerate(keys)]
     cells = lane.core.delivered(arrivals, at + len(keys), is_end=False)
-    messages = [OrderedMessage(Nobody(), lane, cell, DecodedBatch(view), index, 1, 1) for index, cell in enumerate(cells)]
+    messages = [
+        OrderedMessage(Nobody(), lane, cell, DecodedBatch(view), index, 1, 1)
+        for index, cell in enumerate(cells)
+    ]
     dispatcher.put(messages)
     return messages
 

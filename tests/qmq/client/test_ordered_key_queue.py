@@ -101,7 +101,11 @@ class KeyMachine(RuleBasedStateMachine):
         found: dict[bytes, tuple[str, int]] = {}
         for lane, key, message in self.lines:
             found.setdefault(key, (lane, message))
-        return {key: each for key, each in found.items() if key not in self.working and each[0] not in self.held}
+        return {
+            key: each
+            for key, each in found.items()
+            if key not in self.working and each[0] not in self.held
+        }
 
     @rule()
     def next(self) -> None:
@@ -144,13 +148,21 @@ class KeyMachine(RuleBasedStateMachine):
         assert self.queue.waiting == len(self.lines)
 
 
-KeyMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)
+KeyMachine.TestCase.settings = settings(
+    max_examples=examples(200), stateful_step_count=60, deadline=None
+)
 TestKeyMachine = KeyMachine.TestCase
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.integers(1, 5), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=200),
+    st.integers(1, 5),
+    st.randoms(use_true_random=False),
+)
 @settings(max_examples=examples(200), deadline=None)
-def test_the_key_that_could_continue_for_the_longest_is_next(stream: list[int], workers: int, random: Random) -> None:
+def test_the_key_that_could_continue_for_the_longest_is_next(
+    stream: list[int], workers: int, random: Random
+) -> None:
     """So a key waits for at most one turn of each other key."""
     queue = filled(*[("l", bytes([key]), place) for place, key in enumerate(stream)])
     left = Counter(bytes([key]) for key in stream)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.forms import examples
 
-from qmq.client.consuming.ordered.lane import Cell, FailurePolicy, LaneArrival, LaneCore, LaneRequest, LaneState
+from qmq.client.consuming.ordered.lane import (
+    Cell,
+    FailurePolicy,
+    LaneArrival,
+    LaneCore,
+    LaneRequest,
+    LaneState,
+)
 from qmq.errors import InvalidArgument, ProtocolViolation
 from qmq.wire.frame_payloads import LaneSettlement, LaneVerdict
 
@@ -23,8 +30,14 @@ def core(policy: FailurePolicy | None = None, position: int = 0) -> LaneCore:
     return made
 
 
-def arrive(lane: LaneCore, following: int, *sequences: int, key: bytes = b"", is_end: bool = False) -> list[Cell]:
-    return lane.delivered([LaneArrival(each, key or str(each).encode(), 1) for each in sequences], following, is_end=is_end)
+def arrive(
+    lane: LaneCore, following: int, *sequences: int, key: bytes = b"", is_end: bool = False
+) -> list[Cell]:
+    return lane.delivered(
+        [LaneArrival(each, key or str(each).encode(), 1) for each in sequences],
+        following,
+        is_end=is_end,
+    )
 
 
 def said(request: LaneRequest | None) -> list[tuple[int, int, int, int]]:
@@ -167,10 +180,18 @@ def test_the_attempt_continues_from_what_the_broker_knows() -> None:
 
 def test_a_key_that_failed_too_often_is_set_aside_with_what_follows_for_it() -> None:
     lane = core(FailurePolicy("park", attempts_max=1))
-    bad, other, same = lane.delivered([LaneArrival(1, b"bad", 1), LaneArrival(2, b"ok", 1), LaneArrival(3, b"bad", 1)], 5, is_end=False)
+    bad, other, same = lane.delivered(
+        [LaneArrival(1, b"bad", 1), LaneArrival(2, b"ok", 1), LaneArrival(3, b"bad", 1)],
+        5,
+        is_end=False,
+    )
     lane.begin(bad)
     assert lane.failed(bad, now_ms=0)
-    assert (bad.state, same.state, other.state) == (LaneState.PARKED, LaneState.PARKED, LaneState.WAITING)
+    assert (bad.state, same.state, other.state) == (
+        LaneState.PARKED,
+        LaneState.PARKED,
+        LaneState.WAITING,
+    )
     assert not lane.begin(same)
     assert said(lane.take()) == [(0, 0, DONE, 0), (1, 1, PARKED, 0), (3, 3, PARKED, 0)]
     (late,) = lane.delivered([LaneArrival(6, b"bad", 1)], 7, is_end=False)
@@ -221,7 +242,10 @@ def test_a_run_is_split_between_messages_and_its_parts_are_settled_separately() 
     lane = core()
     (run,) = lane.delivered([LaneArrival(9, b"", 1, 8, 5, 100)], 10, is_end=False)
     rest = lane.split(run, last=3, head=6, count=2)
-    assert [(each.first, each.head, each.sequence, each.count) for each in (run, rest)] == [(0, 1, 3, 2), (4, 6, 9, 3)]
+    assert [(each.first, each.head, each.sequence, each.count) for each in (run, rest)] == [
+        (0, 1, 3, 2),
+        (4, 6, 9, 3),
+    ]
     lane.check()
     finish(lane, rest)
     assert said(lane.take()) == [(4, 9, DONE, 0)]
@@ -293,7 +317,9 @@ def test_an_answer_that_leads_back_is_refused() -> None:
         arrive(core(position=5), 4)
 
 
-@pytest.mark.parametrize("policy", [{"on_failure": "skip"}, {"attempts_max": 0}, {"retry_ms": ()}, {"retry_ms": (-1,)}])
+@pytest.mark.parametrize(
+    "policy", [{"on_failure": "skip"}, {"attempts_max": 0}, {"retry_ms": ()}, {"retry_ms": (-1,)}]
+)
 def test_a_policy_that_makes_no_sense_is_refused(policy: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         FailurePolicy(**policy)  # type: ignore[arg-type]
@@ -331,10 +357,16 @@ class Play:
         return len(self.keys) + self.is_sealed
 
     def is_open(self, sequence: int) -> bool:
-        return sequence < len(self.keys) and self.keys[sequence] is not None and sequence not in self.stored
+        return (
+            sequence < len(self.keys)
+            and self.keys[sequence] is not None
+            and sequence not in self.stored
+        )
 
     def attach(self, *, is_resumed: bool) -> None:
-        position = next((each for each in range(self.length) if each not in self.stored), self.length)
+        position = next(
+            (each for each in range(self.length) if each not in self.stored), self.length
+        )
         lost = self.lane.attached(position, is_resumed=is_resumed, parked=self.parked)
         self.request = None
         if not is_resumed:
@@ -346,7 +378,9 @@ class Play:
             open_ = {each for each in range(first, last + 1) if self.is_open(each)}
             if verdict == FAILED:
                 assert open_ == {first}, "only an unfinished message is reported as failed"
-                assert argument >= self.failures.get(first, 0), "failures are reported in their order"
+                assert argument >= self.failures.get(first, 0), (
+                    "failures are reported in their order"
+                )
                 self.failures[first] = argument
                 continue
             if verdict == PARKED:
@@ -365,7 +399,9 @@ class Play:
         found: list[LaneArrival] = []
         while at < self.length and len(found) < room:
             if self.is_open(at):
-                found.append(LaneArrival(at, self.keys[at] or b"", 1 + self.failures.get(at, 0), size=at % 5))
+                found.append(
+                    LaneArrival(at, self.keys[at] or b"", 1 + self.failures.get(at, 0), size=at % 5)
+                )
             at += 1
         if not is_lost:
             self.deliver(found, at, is_end=self.is_sealed and at == self.length)
@@ -405,7 +441,9 @@ class Play:
 
     def ready(self) -> list[Cell]:
         """The waiting cells that are first of their key, and whose key is not in work."""
-        busy = {cell.key for cell in self.cells if cell.state in (LaneState.WORKING, LaneState.FAILED)}
+        busy = {
+            cell.key for cell in self.cells if cell.state in (LaneState.WORKING, LaneState.FAILED)
+        }
         firsts: dict[bytes, Cell] = {}
         for cell in self.cells:
             if cell.state is LaneState.WAITING and cell.key not in busy:
@@ -487,25 +525,43 @@ class BulkPlay(Play):
         runs: list[list[LaneArrival]] = []
         for each in found:
             last = runs[-1][-1] if runs else None
-            is_alone = each.key in self.parked or last is None or last.key in self.parked or last.attempt != each.attempt
+            is_alone = (
+                each.key in self.parked
+                or last is None
+                or last.key in self.parked
+                or last.attempt != each.attempt
+            )
             if is_alone or len(runs[-1]) > 3:
                 runs.append([])
             runs[-1].append(each)
         arrivals = [
-            LaneArrival(b.sequence, a.key if a.key in self.parked else b"", a.attempt, b.sequence - a.sequence, len(run), 7)
+            LaneArrival(
+                b.sequence,
+                a.key if a.key in self.parked else b"",
+                a.attempt,
+                b.sequence - a.sequence,
+                len(run),
+                7,
+            )
             for run in runs
             for a, b in [(run[0], run[-1])]
         ]
         made = self.lane.delivered(arrivals, following, is_end=is_end)
         self.cells += made
-        self.members |= {cell: {each.sequence for each in run} for cell, run in zip(made, runs, strict=False)}
+        self.members |= {
+            cell: {each.sequence for each in run} for cell, run in zip(made, runs, strict=False)
+        }
 
     def messages_of(self, cell: Cell) -> set[int]:
         return self.members[cell]
 
     def ready(self) -> list[Cell]:
         """The first that is open, if no other run is handed out."""
-        open_ = [cell for cell in self.cells if cell.state in (LaneState.WAITING, LaneState.WORKING, LaneState.FAILED)]
+        open_ = [
+            cell
+            for cell in self.cells
+            if cell.state in (LaneState.WAITING, LaneState.WORKING, LaneState.FAILED)
+        ]
         first = min(open_, key=lambda cell: cell.sequence, default=None)
         is_free = all(cell.state is LaneState.WAITING for cell in open_)
         return [first] if first is not None and is_free else []
@@ -522,7 +578,11 @@ class BulkPlay(Play):
         super().check()
         for cell in self.cells:
             members = self.members[cell]
-            assert (cell.head, cell.sequence, cell.count) == (min(members), max(members), len(members))
+            assert (cell.head, cell.sequence, cell.count) == (
+                min(members),
+                max(members),
+                len(members),
+            )
 
 
 class LaneMachine(RuleBasedStateMachine):
@@ -558,7 +618,12 @@ class LaneMachine(RuleBasedStateMachine):
             if ready := self.play.ready():
                 assert self.play.lane.begin(data.draw(st.sampled_from(ready)))
 
-    @rule(data=st.data(), ends=st.lists(st.sampled_from(["done", "done", "failed", "cut off"]), min_size=1, max_size=4))
+    @rule(
+        data=st.data(),
+        ends=st.lists(
+            st.sampled_from(["done", "done", "failed", "cut off"]), min_size=1, max_size=4
+        ),
+    )
     def end_work(self, data: st.DataObject, ends: list[str]) -> None:
         for how in ends:
             if working := self.play.working():
@@ -603,7 +668,9 @@ class BulkLaneMachine(LaneMachine):
         self.bulk.split(count)
 
 
-LaneMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)
+LaneMachine.TestCase.settings = settings(
+    max_examples=examples(200), stateful_step_count=50, deadline=None
+)
 BulkLaneMachine.TestCase.settings = LaneMachine.TestCase.settings
 TestLaneMachine = LaneMachine.TestCase
 TestBulkLaneMachine = BulkLaneMachine.TestCase
@@ -611,7 +678,9 @@ TestBulkLaneMachine = BulkLaneMachine.TestCase
 
 @pytest.mark.parametrize("kind", [Play, BulkPlay])
 @pytest.mark.parametrize("seed", range(40))
-def test_a_long_random_walk_settles_exactly_the_finished_messages(seed: int, kind: type[Play]) -> None:
+def test_a_long_random_walk_settles_exactly_the_finished_messages(
+    seed: int, kind: type[Play]
+) -> None:
     """The same play, longer than a state machine reaches: a random walk that mostly works, and sometimes loses."""
     chance, play = random.Random(seed), kind()
     for _ in range(600):
@@ -623,10 +692,15 @@ def test_a_long_random_walk_settles_exactly_the_finished_messages(seed: int, kin
         elif what == 2 and (ready := play.ready()):
             assert play.lane.begin(chance.choice(ready))
         elif what == 3 and (working := play.working()):
-            play.conclude(chance.choice(working), chance.choices(["done", "failed", "cut off"], weights=[6, 4, 1])[0])
+            play.conclude(
+                chance.choice(working),
+                chance.choices(["done", "failed", "cut off"], weights=[6, 4, 1])[0],
+            )
         elif what == 4:
             play.send()
-            play.arrive(chance.choices(["", "answered", "answer lost", "lost"], weights=[3, 6, 1, 1])[0])
+            play.arrive(
+                chance.choices(["", "answered", "answer lost", "lost"], weights=[3, 6, 1, 1])[0]
+            )
         elif what == 5:
             play.wait(chance.randint(1, 30))
             if isinstance(play, BulkPlay):
@@ -655,7 +729,9 @@ def test_settlements_in_any_order_tile_what_was_pulled(data: st.DataObject) -> N
     for cell in data.draw(st.permutations(cells)):
         finish(lane, cell)
         if data.draw(st.booleans()) and (request := lane.take()) is not None:
-            told += [each for first, last, *_ in request.settlements for each in range(first, last + 1)]
+            told += [
+                each for first, last, *_ in request.settlements for each in range(first, last + 1)
+            ]
             lane.settled(request)
     while (request := lane.take()) is not None:
         told += [each for first, last, *_ in request.settlements for each in range(first, last + 1)]

@@ -9,7 +9,19 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
-from fake_cluster import NOT_STORED, UNKNOWN, Cluster, FakeBroker, FakeGroup, FakeOrder, FakePartition, Peer, Sent, cluster, ordered_cluster
+from fake_cluster import (
+    NOT_STORED,
+    UNKNOWN,
+    Cluster,
+    FakeBroker,
+    FakeGroup,
+    FakeOrder,
+    FakePartition,
+    Peer,
+    Sent,
+    cluster,
+    ordered_cluster,
+)
 from qmq_ordering.hashing import logical_partition
 from support import eventually
 
@@ -83,7 +95,9 @@ def per_key_is_sorted(stored: dict[bytes, list[bytes]]) -> bool:
 
 
 @asynccontextmanager
-async def two_partitions_of_one_group(gather_s: float) -> AsyncIterator[tuple[OrderedProducer, FakeGroup, FakePartition]]:
+async def two_partitions_of_one_group(
+    gather_s: float,
+) -> AsyncIterator[tuple[OrderedProducer, FakeGroup, FakePartition]]:
     """A producer with batches of up to 100, which has sent one message to each partition; and the second partition, that of `HIGH`."""
     async with ordered_cluster(1, timing=ClientTiming(gather_s=gather_s)) as (it, order):
         order.publish([1], [(0, 4, "g0"), (4, 8, "g0")])
@@ -170,8 +184,14 @@ async def test_each_key_goes_to_its_partition_and_receipts_say_where() -> None:
             place = producer.place_of_last(ticket)
             receipt = (await ticket).receipt(place)
             log = order.partitions[receipt.partition].log
-            assert order.partitions[receipt.partition].part.range.first <= lp(key) < order.partitions[receipt.partition].part.range.end
-            assert [body for sent in log for body in sent.bodies][receipt.sequence] == b"%d" % number
+            assert (
+                order.partitions[receipt.partition].part.range.first
+                <= lp(key)
+                < order.partitions[receipt.partition].part.range.end
+            )
+            assert [body for sent in log for body in sent.bodies][
+                receipt.sequence
+            ] == b"%d" % number
             assert receipt.broker_group == order.partitions[receipt.partition].part.group
         assert producer.stored_by_group == {"g0": len(LOW), "g1": len(HIGH)}
 
@@ -191,7 +211,11 @@ async def test_many_messages_keep_their_order_and_receipts_come_in_the_order_of_
             for sequence, body in enumerate(body for sent in partition.log for body in sent.bodies)
         }
         assert [where[receipt.partition, receipt.sequence] for receipt in receipts] == bodies
-        assert [where[receipts[at].partition, receipts[at].sequence] for at in (0, 100, -1)] == [b"0", b"100", b"239"]
+        assert [where[receipts[at].partition, receipts[at].sequence] for at in (0, 100, -1)] == [
+            b"0",
+            b"100",
+            b"239",
+        ]
         for key in KEYS:
             mine = [body for body, its in zip(bodies, keys, strict=True) if its == key]
             assert [body for body in order.stored[key] if body != b"located"] == mine
@@ -257,14 +281,24 @@ async def test_the_wrong_kind_of_producer_gets_the_name_of_the_right_one() -> No
 
 async def test_acks_of_the_master_alone_are_for_best_effort_order() -> None:
     async with ordered_cluster(order="best-effort") as (it, order):
-        await it.mq.ordered_producer("s", acks="master", compression="zstd").send(b"x" * 100, LOW[0])
+        await it.mq.ordered_producer("s", acks="master", compression="zstd").send(
+            b"x" * 100, LOW[0]
+        )
         assert order.stored == {LOW[0]: [b"x" * 100]}
 
 
 # --- brokers in trouble --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("failure", [Overloaded("busy"), DiskFull("full"), RightLapsed("lease"), NotMaster("staged", outcome=UNKNOWN)])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Overloaded("busy"),
+        DiskFull("full"),
+        RightLapsed("lease"),
+        NotMaster("staged", outcome=UNKNOWN),
+    ],
+)
 async def test_a_batch_refused_in_the_middle_takes_all_behind_it_along(failure: QmqError) -> None:
     async with ordered_cluster(1) as (it, order):
         (group,) = it.groups
@@ -449,7 +483,10 @@ async def test_a_ticket_whose_batch_was_cut_says_where_each_message_is() -> None
         receipts = await ticket
         assert len(receipts) == 40
         assert {receipt.partition for receipt in receipts} == {3, 4}
-        logs = {number: [body for sent in order.partitions[number].log for body in sent.bodies] for number in (3, 4)}
+        logs = {
+            number: [body for sent in order.partitions[number].log for body in sent.bodies]
+            for number in (3, 4)
+        }
         assert [logs[receipt.partition][receipt.sequence] for receipt in receipts] == bodies
         assert len({receipt.id for receipt in receipts}) == 40
         assert receipts.receipt(7) == list(receipts)[7]
@@ -599,7 +636,9 @@ async def test_best_effort_order_sends_around_a_group_that_refuses() -> None:
         producer = it.mq.ordered_producer("s", batch_messages=5)
         await asyncio.gather(producer.send(b"0", LOW[0]), producer.send(b"0", HIGH[0]))
         it.groups[0].refuse(DiskFull("full"))
-        receipts = [(await producer.send(b"%d" % number, LOW[0])).receipt(0) for number in range(1, 30)]
+        receipts = [
+            (await producer.send(b"%d" % number, LOW[0])).receipt(0) for number in range(1, 30)
+        ]
         assert {receipt.broker_group for receipt in receipts} == {"g1"}
         bent = [sent for sent in order.partitions[2].log if sent.flags & BatchFlag.BENT]
         assert all(4 <= each < 8 for sent in bent for each in sent.lps)
@@ -613,7 +652,10 @@ async def test_best_effort_order_sends_around_a_group_that_refuses() -> None:
 
 
 async def test_best_effort_order_does_not_resend_batches_that_may_be_stored() -> None:
-    async with ordered_cluster(order="best-effort", timing=ClientTiming(stall_s=0.05)) as (it, order):
+    async with ordered_cluster(order="best-effort", timing=ClientTiming(stall_s=0.05)) as (
+        it,
+        order,
+    ):
         producer = it.mq.ordered_producer("s")
         await asyncio.gather(producer.send(b"0", LOW[0]), producer.send(b"0", HIGH[0]))
         it.groups[0].on_produce = it.groups[0].store_silently
@@ -645,7 +687,9 @@ async def test_hazard_7_a_successor_is_written_only_after_its_predecessor_is_clo
         producer = it.mq.ordered_producer("s", batch_messages=1)
         await producer.send(b"a:0", LOW[0])
         held: list[Callable[[], None]] = []
-        it.groups[0].on_produce = lambda broker, peer, request, sent: held.append(lambda: it.groups[0].serve(broker, peer, request, sent))
+        it.groups[0].on_produce = lambda broker, peer, request, sent: held.append(
+            lambda: it.groups[0].serve(broker, peer, request, sent)
+        )
         tickets = [producer.send(b"a:%d" % number, LOW[0]) for number in range(1, 4)]
         await eventually(lambda: len(held) == 3)
         held[0]()
@@ -656,7 +700,9 @@ async def test_hazard_7_a_successor_is_written_only_after_its_predecessor_is_clo
         assert (await producer.send(b"b:0", HIGH[0])).partition == 2
         await eventually(lambda: it.meta.located.count("s") > 1)
         assert not order.partitions[3].log
-        it.groups[0].on_produce = it.groups[0].serve  # the client may ask again before it has read the newer route
+        it.groups[0].on_produce = it.groups[
+            0
+        ].serve  # the client may ask again before it has read the newer route
         for answer in held[1:]:
             answer()
         for ticket in tickets:
@@ -664,7 +710,9 @@ async def test_hazard_7_a_successor_is_written_only_after_its_predecessor_is_clo
         assert order.stored[LOW[0]] == [b"a:%d" % number for number in range(20)]
 
 
-async def test_hazard_9_a_producer_with_an_old_route_is_refused_and_asks_for_a_newer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hazard_9_a_producer_with_an_old_route_is_refused_and_asks_for_a_newer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with ordered_cluster(metas=2) as (it, order):
         sender = Sender(it.mq.ordered_producer("s", batch_messages=10))
         sender.send(KEYS, 2)

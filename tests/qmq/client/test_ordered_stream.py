@@ -88,8 +88,14 @@ class World:
         self.partitions: dict[int, ModelPartition] = {}
         self.wires: dict[int, list[Wire]] = defaultdict(list)
         rules = PRODUCER._replace(rest_s=lambda *_: 0.01)
-        self.partitioner = StreamPartitioner(lambda part: Stream(part, lambda: next(ids), unknown=unknown, rules=rules))
-        self.route = self._route(1, 3, [PhysicalPartition(1, LpRange(0, 4), "g1"), PhysicalPartition(2, LpRange(4, 8), "g2")])
+        self.partitioner = StreamPartitioner(
+            lambda part: Stream(part, lambda: next(ids), unknown=unknown, rules=rules)
+        )
+        self.route = self._route(
+            1,
+            3,
+            [PhysicalPartition(1, LpRange(0, 4), "g1"), PhysicalPartition(2, LpRange(4, 8), "g2")],
+        )
         self.fenced: set[int] = set()
         self.fates: dict[tuple[int, int], list[object]] = defaultdict(list)
         self.serials = itertools.count()
@@ -110,7 +116,13 @@ class World:
         claim = SplitTicket(Ticket(), len(keys), len(keys))
         columns = Columns(bodies, keys=[b"%d" % key for key in keys], logical_partitions=list(keys))
         self.claims.append(claim)
-        self.partitioner.put_cut([OrderedBatch(columns, 1, claim, range(len(keys)), size=len(keys), until=self.now + TIMEOUT_S)])
+        self.partitioner.put_cut(
+            [
+                OrderedBatch(
+                    columns, 1, claim, range(len(keys)), size=len(keys), until=self.now + TIMEOUT_S
+                )
+            ]
+        )
         self.pump()
         return claim
 
@@ -133,8 +145,14 @@ class World:
                 self.fates[message(body)].append(result)
             if isinstance(result, Produced):
                 number = stream.partition.number
-                assert self.partitions[number].log[result.base_sequence][2].columns.bodies == batch.columns.bodies
-                batch.claim.stored(batch.places, BatchReceipt("s", number, result.base_sequence, batch.count, 1, 1, 1, "g"))
+                assert (
+                    self.partitions[number].log[result.base_sequence][2].columns.bodies
+                    == batch.columns.bodies
+                )
+                batch.claim.stored(
+                    batch.places,
+                    BatchReceipt("s", number, result.base_sequence, batch.count, 1, 1, 1, "g"),
+                )
             else:
                 batch.claim.failed(result)
 
@@ -159,7 +177,9 @@ class World:
             wire.owed.remove((batch, attempt))
             self.answer(number, batch, attempt, answer)
 
-    def answer(self, number: int, batch: OrderedBatch, attempt: int, answer: Produced | QmqError) -> None:
+    def answer(
+        self, number: int, batch: OrderedBatch, attempt: int, answer: Produced | QmqError
+    ) -> None:
         stream = self.stream_of(number)
         if stream is not None:
             if isinstance(answer, QmqError):
@@ -184,7 +204,9 @@ class World:
         """No answer in time."""
         owed, wire.owed = wire.owed, []
         for batch, attempt in owed:
-            self.answer(number, batch, attempt, DeadlineExceeded("no answer", outcome=Outcome.UNKNOWN))
+            self.answer(
+                number, batch, attempt, DeadlineExceeded("no answer", outcome=Outcome.UNKNOWN)
+            )
 
     def leave_wire(self, number: int) -> None:
         """The client knows another master: it leaves the old connection, whose answers may still arrive."""
@@ -231,7 +253,11 @@ class World:
 
     def hear(self) -> None:
         """The producer learns the newest route."""
-        self.partitioner.learn(self.route, {number for number in self.fenced if self.partitions[number].is_silent}, self.now)
+        self.partitioner.learn(
+            self.route,
+            {number for number in self.fenced if self.partitions[number].is_silent},
+            self.now,
+        )
         self.pump()
 
     def tick(self, seconds: float) -> None:
@@ -273,7 +299,10 @@ class World:
                         self.hear_answer(number, wire)
                     self.time_out(number, wire)
             self.pump()
-            if all(stream.is_idle for stream in self.partitioner.partitions.values()) and not self.is_anything_sent:
+            if (
+                all(stream.is_idle for stream in self.partitioner.partitions.values())
+                and not self.is_anything_sent
+            ):
                 break
         else:
             raise AssertionError("it never comes to an end")
@@ -287,8 +316,14 @@ class World:
                 for place, body in enumerate(batch.columns.bodies):
                     key, serial = message(body)
                     stored[key].append((number, serial))
-                    own = producer_id.to_bytes(8, "big") + its_number.to_bytes(6, "big") + place.to_bytes(2, "big")
-                    ids[key, serial].add(batch.columns.message_ids[place] if batch.columns.message_ids else own)
+                    own = (
+                        producer_id.to_bytes(8, "big")
+                        + its_number.to_bytes(6, "big")
+                        + place.to_bytes(2, "big")
+                    )
+                    ids[key, serial].add(
+                        batch.columns.message_ids[place] if batch.columns.message_ids else own
+                    )
         counts = Counter((key, serial) for key, found in stored.items() for _, serial in found)
         for each, fates in self.fates.items():
             assert len(fates) == 1, "decided once"
@@ -297,15 +332,23 @@ class World:
                 assert counts[each] >= 1
             else:
                 assert isinstance(fate, QmqError)
-                assert fate.outcome is not Outcome.NOT_STORED or not counts[each], "the producer reported that it is not stored"
+                assert fate.outcome is not Outcome.NOT_STORED or not counts[each], (
+                    "the producer reported that it is not stored"
+                )
             assert counts[each] <= 1 or (is_fenced and len(ids[each]) == 1)
         for key, found in stored.items() if not self.bends else ():
-            serials = [serial for _, serial in found if not isinstance(self.fates[key, serial][0], QmqError)]
+            serials = [
+                serial
+                for _, serial in found
+                if not isinstance(self.fates[key, serial][0], QmqError)
+            ]
             firsts = list(dict.fromkeys(serials))
             assert firsts == sorted(firsts), f"key {key} is out of order: {found}"
             for _, group in itertools.groupby(found, key=lambda each: each[0]):
                 part = [serial for _, serial in group]
-                assert part == sorted(set(part)), f"key {key} is out of order in one partition: {found}"
+                assert part == sorted(set(part)), (
+                    f"key {key} is out of order in one partition: {found}"
+                )
         for claim in self.claims:
             assert claim.ticket.is_done
             assert claim.pieces == 0
@@ -319,7 +362,11 @@ def message(body: bytes) -> tuple[int, int]:
 class Machine(RuleBasedStateMachine):
     """Random lives of a producer, with all events that may happen."""
 
-    @initialize(unknown=st.sampled_from(["resend", "fail"]), may_expire=st.booleans(), bends=st.integers(0, 3))
+    @initialize(
+        unknown=st.sampled_from(["resend", "fail"]),
+        may_expire=st.booleans(),
+        bends=st.integers(0, 3),
+    )
     def begin(self, unknown: str, may_expire: bool, bends: int) -> None:
         self.world = World(unknown, bends=bends == 3)
         self.may_expire = may_expire
@@ -331,7 +378,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def connect(self, data: st.DataObject) -> None:
-        missing = [number for number, stream in self.world.partitioner.partitions.items() if not stream.is_connected]
+        missing = [
+            number
+            for number, stream in self.world.partitioner.partitions.items()
+            if not stream.is_connected
+        ]
         if missing:
             self.world.connect(data.draw(st.sampled_from(missing)))
             self.world.pump()
@@ -360,7 +411,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), is_lost=st.booleans())
     def lose_connection(self, data: st.DataObject, is_lost: bool) -> None:
-        connected = [number for number, stream in self.world.partitioner.partitions.items() if stream.is_connected]
+        connected = [
+            number
+            for number, stream in self.world.partitioner.partitions.items()
+            if stream.is_connected
+        ]
         if connected:
             number = data.draw(st.sampled_from(connected))
             if is_lost:
@@ -371,12 +426,22 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def time_out(self, data: st.DataObject) -> None:
-        found = [(number, wire) for number, wires in self.world.wires.items() for wire in wires if wire.owed]
+        found = [
+            (number, wire)
+            for number, wires in self.world.wires.items()
+            for wire in wires
+            if wire.owed
+        ]
         if found:
             self.world.time_out(*found[data.draw(st.integers(0, len(found) - 1))])
             self.world.pump()
 
-    @rule(data=st.data(), failure=st.sampled_from([Overloaded("busy"), NotMaster("staged", outcome=Outcome.UNKNOWN), OrderMismatch("bad")]))
+    @rule(
+        data=st.data(),
+        failure=st.sampled_from(
+            [Overloaded("busy"), NotMaster("staged", outcome=Outcome.UNKNOWN), OrderMismatch("bad")]
+        ),
+    )
     def refuse_one(self, data: st.DataObject, failure: QmqError) -> None:
         number = data.draw(st.sampled_from(sorted(self.world.partitions)))
         self.world.partitions[number].failures.append(failure)
@@ -385,7 +450,11 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget_producer(self, data: st.DataObject) -> None:
         for number, stream in self.world.partitioner.partitions.items():
-            if stream.is_idle and not any(wire.sent for wire in self.world.wires[number]) and data.draw(st.booleans()):
+            if (
+                stream.is_idle
+                and not any(wire.sent for wire in self.world.wires[number])
+                and data.draw(st.booleans())
+            ):
                 self.world.partitions[number].sequences.clear()
                 self.world.may_never_know = True
 
@@ -395,13 +464,19 @@ class Machine(RuleBasedStateMachine):
         parts = self.world.route.partitions
         at = data.draw(st.integers(0, len(parts) - 1))
         sources = [part.number for part in parts[at : at + data.draw(st.integers(1, 2))]]
-        self.world.begin_change(sources, data.draw(st.lists(st.integers(1, LPS - 1), max_size=2, unique=True)))
+        self.world.begin_change(
+            sources, data.draw(st.lists(st.integers(1, LPS - 1), max_size=2, unique=True))
+        )
 
     @precondition(lambda self: self.world.sealing is not None)
     @rule(data=st.data(), is_fenced=st.integers(0, 3), taken=st.integers(0, 5))
     def close(self, data: st.DataObject, is_fenced: int, taken: int) -> None:
         assert self.world.sealing is not None
-        open_ = [number for number in sorted(self.world.sealing[1]) if not self.world.partitions[number].is_sealed]
+        open_ = [
+            number
+            for number in sorted(self.world.sealing[1])
+            if not self.world.partitions[number].is_sealed
+        ]
         if open_:
             number = data.draw(st.sampled_from(open_))
             if is_fenced:
@@ -450,7 +525,9 @@ def in_flight(world: World, number: int) -> list[tuple[OrderedBatch, int]]:
 STORED = Produced(0, 1)
 
 
-def answer(world: World, number: int, sent: tuple[OrderedBatch, int], result: Produced | QmqError) -> None:
+def answer(
+    world: World, number: int, sent: tuple[OrderedBatch, int], result: Produced | QmqError
+) -> None:
     world.wires[number][-1].owed.remove(sent)
     if isinstance(result, Produced):
         result = world.partitions[number].take(sent[0].producer_id, sent[0].number, sent[0])
@@ -497,7 +574,10 @@ def test_the_first_certain_refusal_of_a_left_partition_settles_everything_behind
     assert question[0] is eight[0], "it is asked about where it may be"
     answer(world, 1, question, RouteChanged("sealed"))
     assert 1 not in world.partitioner.partitions
-    assert [batch.columns.bodies for batch in world.partitioner.partitions[3].waiting] == [[b"0:1"], [b"0:2"]]
+    assert [batch.columns.bodies for batch in world.partitioner.partitions[3].waiting] == [
+        [b"0:1"],
+        [b"0:2"],
+    ]
 
 
 def test_a_refusal_before_the_change_decides_no_batch_that_may_be_stored() -> None:
@@ -513,7 +593,9 @@ def test_a_refusal_before_the_change_decides_no_batch_that_may_be_stored() -> No
     world.publish()
     world.hear()
     answer(world, 1, again, RouteChanged("not known here yet"))
-    assert 1 in world.partitioner.partitions, "only an answer to a question that was asked since counts"
+    assert 1 in world.partitioner.partitions, (
+        "only an answer to a question that was asked since counts"
+    )
     world.tick(0.02)
     (question,) = in_flight(world, 1)
     answer(world, 1, question, RouteChanged("sealed"))
@@ -529,7 +611,12 @@ def test_a_late_batch_says_not_stored_only_if_no_try_may_have_stored_it() -> Non
     world.lose(1, world.wires[1][-1])
     world.connect(1)
     world.pump()
-    answer(world, 1, in_flight(world, 1)[0], RouteChanged("no route has the partition any more", outcome=Outcome.UNKNOWN))
+    answer(
+        world,
+        1,
+        in_flight(world, 1)[0],
+        RouteChanged("no route has the partition any more", outcome=Outcome.UNKNOWN),
+    )
     world.tick(TIMEOUT_S)
     for each in (lost, behind):
         failure = each.ticket.decided
@@ -558,7 +645,9 @@ def test_a_fenced_partition_is_asked_for_a_second_and_no_longer(unknown: str) ->
     assert 1 not in world.partitioner.partitions
     assert stored.ticket.is_done == lost.ticket.is_done == (unknown == "fail")
     waiting = world.partitioner.partitions[3].waiting
-    assert [bool(batch.columns.message_ids) for batch in waiting] == ([True, True, False] if unknown == "resend" else [False])
+    assert [bool(batch.columns.message_ids) for batch in waiting] == (
+        [True, True, False] if unknown == "resend" else [False]
+    )
     world.settle_all()
     world.check(is_fenced=True)
     assert behind.ticket.is_done

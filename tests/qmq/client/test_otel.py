@@ -50,7 +50,15 @@ def spans() -> Spans:
 
 
 def handled(**headers: bytes) -> Any:
-    return SimpleNamespace(subject="s", headers=headers, id=ID, body=b"body", attempt=2, broker_group="g1", server="host:7")
+    return SimpleNamespace(
+        subject="s",
+        headers=headers,
+        id=ID,
+        body=b"body",
+        attempt=2,
+        broker_group="g1",
+        server="host:7",
+    )
 
 
 def outgoing(*headers: dict[str, bytes], is_batch: bool = False) -> Outgoing:
@@ -63,7 +71,9 @@ def settled(error: QmqError | None = None, server: str = "host:7", **verdicts: i
 
 
 def receipt() -> qmq.Receipt:
-    return BatchReceipt("s", 0, 5, 1, ID.producer_id, ID.batch_sequence, 1, "g1", [ID.to_bytes()]).receipt(0)
+    return BatchReceipt(
+        "s", 0, 5, 1, ID.producer_id, ID.batch_sequence, 1, "g1", [ID.to_bytes()]
+    ).receipt(0)
 
 
 def test_a_message_sent_is_a_producer_span_that_lasts_until_it_is_stored(spans: Spans) -> None:
@@ -82,7 +92,11 @@ def test_a_message_sent_is_a_producer_span_that_lasts_until_it_is_stored(spans: 
         "messaging.qmq.broker_group": "g1",
     }
     context = span.get_span_context()
-    assert told.headers == [{"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()}]
+    assert told.headers == [
+        {
+            "traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()
+        }
+    ]
 
 
 def test_a_span_says_which_server_has_the_message_once_it_is_stored(spans: Spans) -> None:
@@ -91,15 +105,27 @@ def test_a_span_says_which_server_has_the_message_once_it_is_stored(spans: Spans
         spans.chain.sending(told)
         told.server = server
         spans.chain.sent(told, [receipt()])
-    found = [{name: value for name, value in (each.attributes or {}).items() if "server" in name} for each in spans.named("send s")]
-    assert found == [{"server.address": "[::1]", "server.port": 7}, {"server.address": "/run/qmq"}, {}]
+    found = [
+        {name: value for name, value in (each.attributes or {}).items() if "server" in name}
+        for each in spans.named("send s")
+    ]
+    assert found == [
+        {"server.address": "[::1]", "server.port": 7},
+        {"server.address": "/run/qmq"},
+        {},
+    ]
 
 
 def test_a_request_with_verdicts_is_a_client_span_of_its_own_trace(spans: Spans) -> None:
     with spans.provider.get_tracer("test").start_as_current_span("around"):
         spans.chain.settled(settled(ack=3))
     span = spans.one("ack s")
-    assert (span.kind, span.parent, span.start_time, span.end_time) == (SpanKind.CLIENT, None, 1_000, 3_000)
+    assert (span.kind, span.parent, span.start_time, span.end_time) == (
+        SpanKind.CLIENT,
+        None,
+        1_000,
+        3_000,
+    )
     assert span.attributes == {
         "messaging.system": "qmq",
         "messaging.operation.name": "ack",
@@ -118,7 +144,10 @@ def test_verdicts_of_several_kinds_are_one_span_and_a_refusal_is_its_error(spans
     span = spans.one("settle s")
     assert span.attributes
     assert span.attributes["messaging.batch.message_count"] == 4
-    assert (span.status.status_code, span.attributes["error.type"]) == (StatusCode.ERROR, "NotConnected")
+    assert (span.status.status_code, span.attributes["error.type"]) == (
+        StatusCode.ERROR,
+        "NotConnected",
+    )
 
 
 def test_messages_sent_together_are_one_span_that_says_how_many(spans: Spans) -> None:
@@ -150,7 +179,10 @@ def test_handling_is_a_consumer_span_in_the_senders_trace_and_linked_to_it(spans
     span = spans.one("process s")
     assert span.kind is SpanKind.CONSUMER
     assert span.parent is not None
-    assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (PARENT[3:35].decode(), PARENT[36:52].decode())
+    assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (
+        PARENT[3:35].decode(),
+        PARENT[36:52].decode(),
+    )
     assert [link.context.span_id for link in span.links] == [span.parent.span_id]
     assert span.attributes == {
         "messaging.system": "qmq",
@@ -212,7 +244,9 @@ def test_leaving_a_loop_without_asyncio_is_not_an_error(spans: Spans) -> None:
     assert spans.one("process s").status.status_code is StatusCode.UNSET
 
 
-async def test_a_span_that_another_task_ends_leaves_that_tasks_context_alone(spans: Spans, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_span_that_another_task_ends_leaves_that_tasks_context_alone(
+    spans: Spans, caplog: pytest.LogCaptureFixture
+) -> None:
     handling = spans.chain.handling(handled(), "g")
     await asyncio.create_task(asyncio.to_thread(handling.__enter__))
     tracer = spans.provider.get_tracer("test")
@@ -223,21 +257,29 @@ async def test_a_span_that_another_task_ends_leaves_that_tasks_context_alone(spa
     assert not caplog.records
 
 
-def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(InvalidArgument, match=r"pip install 'qmq\[otel\]'"):
         OpenTelemetryInterceptor()
 
 
 @pytest.mark.parametrize("verdict", ["ack_later", "nack", "reject", "release", "fail"])
-async def test_what_follows_a_verdict_is_outside_of_the_messages_span(node: Node, spans: Spans, verdict: str) -> None:
+async def test_what_follows_a_verdict_is_outside_of_the_messages_span(
+    node: Node, spans: Spans, verdict: str
+) -> None:
     is_ordered = verdict == "fail"
     async with asyncio.timeout(30), qmq.connect(node.address, interceptors=spans.chain) as mq:
         if is_ordered:
-            await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=16))
+            await mq.metadata.create_subject(
+                SubjectConfig("s", order=Order.STRICT, logical_partitions=16)
+            )
         await mq.send("s", b"x", key="k")
         before = trace.get_current_span()
-        async with (mq.ordered_consumer if is_ordered else mq.consumer)("s", "g", ack="explicit") as consumer:
+        async with (mq.ordered_consumer if is_ordered else mq.consumer)(
+            "s", "g", ack="explicit"
+        ) as consumer:
             async for message in consumer:
                 assert trace.get_current_span() is not before
                 getattr(message, verdict)()
@@ -249,10 +291,16 @@ async def test_what_follows_a_verdict_is_outside_of_the_messages_span(node: Node
     assert len(spans.named("process s")) == 1
 
 
-async def test_one_trace_leads_from_the_sender_through_a_handler_to_what_that_sends(node: Node, spans: Spans) -> None:
+async def test_one_trace_leads_from_the_sender_through_a_handler_to_what_that_sends(
+    node: Node, spans: Spans
+) -> None:
     async with qmq.connect(node.address, interceptors=spans.chain) as mq:
         await mq.send("one", b"x")
-        async with asyncio.timeout(30), mq.consumer("one", "g") as first, mq.consumer("two", "g") as second:
+        async with (
+            asyncio.timeout(30),
+            mq.consumer("one", "g") as first,
+            mq.consumer("two", "g") as second,
+        ):
             async for message in first:
                 await mq.send("two", b"y")
                 message.ack_later()
@@ -269,6 +317,7 @@ async def test_one_trace_leads_from_the_sender_through_a_handler_to_what_that_se
     acks = [*spans.named("ack one"), *spans.named("ack two")]
     assert [(each.attributes or {})["messaging.batch.message_count"] for each in acks] == [1, 1]
     servers = {
-        ((each.attributes or {})["server.address"], (each.attributes or {})["server.port"]) for each in (sent, later, one, two, *acks)
+        ((each.attributes or {})["server.address"], (each.attributes or {})["server.port"])
+        for each in (sent, later, one, two, *acks)
     }
     assert len(servers) == 1

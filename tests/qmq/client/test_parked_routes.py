@@ -33,7 +33,9 @@ class World:
 
     async def parked(self) -> int:
         """Messages of the key that are set aside, wherever they are."""
-        return sum([each.messages for each in await self.mq.metadata.parked("s", "g") if each.key == b"k"])
+        return sum(
+            [each.messages for each in await self.mq.metadata.parked("s", "g") if each.key == b"k"]
+        )
 
     async def until_parked(self, count: int) -> None:
         async with asyncio.timeout(20):
@@ -46,7 +48,9 @@ class World:
         if kind == "merge":
             await metadata.change_route("s", merge=pb.MergeOperation(partitions=[1, 2]))
         elif kind == "move":
-            await metadata.change_route("s", move=pb.MoveOperation(partition=1, broker_group=await self.group()))
+            await metadata.change_route(
+                "s", move=pb.MoveOperation(partition=1, broker_group=await self.group())
+            )
         else:
             await metadata.change_route("s", split=pb.SplitOperation(partition=1, at=[8]))
         if kind == "split, then merge":
@@ -64,7 +68,9 @@ async def world(kind: str, gate: str) -> AsyncIterator[World]:
         config = qmq.SubjectConfig("s", order=qmq.Order.STRICT, logical_partitions=16)
         await mq.metadata.create_subject(config, partitions=2 if kind == "merge" else 1)
         found = World(cluster, mq)
-        consumer = mq.ordered_consumer("s", "g", on_failure="park", attempts_max=1, retry_delays_s=(0.0,), gate=gate)
+        consumer = mq.ordered_consumer(
+            "s", "g", on_failure="park", attempts_max=1, retry_delays_s=(0.0,), gate=gate
+        )
         task = asyncio.create_task(consumer.run(found.handle))
         for body in (b"1", b"2"):
             await mq.send("s", body, key="k")
@@ -96,7 +102,9 @@ async def test_a_replay_while_the_route_changes_is_in_order(gate: str) -> None:
     async with world("split", gate) as it:
         it.bad.clear()
         changing = asyncio.create_task(it.change("split"))
-        replaying = asyncio.create_task(unparked(it.mq, "s", "g", "k", is_replay=True, dry_run=False))
+        replaying = asyncio.create_task(
+            unparked(it.mq, "s", "g", "k", is_replay=True, dry_run=False)
+        )
         for body in (b"3", b"4"):
             await it.mq.send("s", body, key="k")
         await asyncio.gather(changing, replaying)
@@ -126,7 +134,11 @@ async def test_newer_messages_of_a_key_are_not_given_back_before_older_ones(repl
         await it.change("split")
         await it.mq.send("s", b"3", key="k")
         await it.until_parked(3)
-        old, new = sorted(each.partition for each in await it.mq.metadata.parked("s", "g") if each.key == b"k" and each.messages)
+        old, new = sorted(
+            each.partition
+            for each in await it.mq.metadata.parked("s", "g")
+            if each.key == b"k" and each.messages
+        )
         with pytest.raises(InvalidArgument, match=f"parked in partition {old}, which comes first"):
             await it.mq.metadata.unpark("s", "g", new, b"k", replay=replay)
         assert await it.parked() == 3
@@ -140,7 +152,9 @@ async def test_a_move_of_a_group_forgets_the_parked_keys_of_all_versions(target:
         await w.mq.send("s", b"3", key="k")
         await w.until_parked(3)
         if target == "time":
-            (third,) = [each async for each in w.mq.browse("s", last=1, key="k") if each.body == b"3"]
+            (third,) = [
+                each async for each in w.mq.browse("s", last=1, key="k") if each.body == b"3"
+            ]
             await w.mq.metadata.reset_group("s", "g", time_ms=third.append_time_ms + 1)
         else:
             await w.mq.metadata.reset_group("s", "g", to="latest")

@@ -38,7 +38,9 @@ async def drained(consumer: qmq.Consumer, count: int) -> list[bytes]:
     return found
 
 
-async def test_a_paused_consumer_hands_out_nothing_and_pulls_nothing_until_it_is_resumed(node: Node) -> None:
+async def test_a_paused_consumer_hands_out_nothing_and_pulls_nothing_until_it_is_resumed(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq, mq.consumer("s", "g", prefetch=10) as consumer:
         await mq.send_many("s", [b"%02d" % number for number in range(50)])
         seen = list(await consumer.pull(3))
@@ -48,16 +50,25 @@ async def test_a_paused_consumer_hands_out_nothing_and_pulls_nothing_until_it_is
         assert not await consumer.pull(50, SHORT)
         for message in seen:
             await message.ack_sync()
-        assert (list(await consumer.pull(50, SHORT)), handed_out(node, consumer)) == ([], 10)  # there was room for three more
+        assert (list(await consumer.pull(50, SHORT)), handed_out(node, consumer)) == (
+            [],
+            10,
+        )  # there was room for three more
         draining = asyncio.create_task(drained(consumer, 47))
         await asyncio.sleep(0)
         consumer.resume()
         assert not consumer.is_paused
-        assert [*[message.body for message in seen], *await draining] == [b"%02d" % number for number in range(50)]
+        assert [*[message.body for message in seen], *await draining] == [
+            b"%02d" % number for number in range(50)
+        ]
 
 
 async def test_a_drained_consumer_does_not_hand_out_what_was_on_its_way(node: Node) -> None:
-    async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as stopping, mq.consumer("s", "g") as other:
+    async with (
+        qmq.connect(node.address) as mq,
+        mq.consumer("s", "g") as stopping,
+        mq.consumer("s", "g") as other,
+    ):
         waiting = asyncio.create_task(stopping.pull(1))
         await eventually(lambda: bool(list(node.broker.dispatch.groups)))
         await eventually(lambda: handed_out(node, stopping) == 0)
@@ -94,7 +105,9 @@ async def test_a_paused_loop_finishes_its_current_messages(node: Node) -> None:
 
 
 @pytest.mark.parametrize("what", ["consumer", "client"])
-async def test_a_pause_between_two_messages_of_a_batch_stops_the_loop(node: Node, what: str) -> None:
+async def test_a_pause_between_two_messages_of_a_batch_stops_the_loop(
+    node: Node, what: str
+) -> None:
     async with qmq.connect(node.address) as mq, mq.consumer("s", "g") as consumer:
         await mq.send_many("s", [b"%d" % number for number in range(100)])
         found = []
@@ -134,9 +147,13 @@ async def test_a_paused_client_pauses_all_its_consumers_and_can_still_send(node:
 
 
 @pytest.mark.parametrize("in_bulk", [False, True])
-async def test_a_paused_ordered_consumer_keeps_its_lanes_and_continues_in_order(node: Node, in_bulk: bool) -> None:
+async def test_a_paused_ordered_consumer_keeps_its_lanes_and_continues_in_order(
+    node: Node, in_bulk: bool
+) -> None:
     async with qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=8))
+        await mq.metadata.create_subject(
+            SubjectConfig("o", order=Order.STRICT, logical_partitions=8)
+        )
         async with mq.ordered_consumer("o", "g") as consumer:
             seen: list[bytes] = []
 
@@ -154,7 +171,9 @@ async def test_a_paused_ordered_consumer_keeps_its_lanes_and_continues_in_order(
             for number in range(1, 20):
                 await mq.send("o", b"%d" % number, key="k")
             (reader,), lanes = consumer.readers, consumer.lanes
-            await eventually(lambda: reader.core.open > 0)  # the pull that was under way brought something, and it waits here
+            await eventually(
+                lambda: reader.core.open > 0
+            )  # the pull that was under way brought something, and it waits here
             assert (len(seen), len(lanes), consumer.is_paused) == (1, 1, True)
             consumer.resume()
             await eventually(lambda: len(seen) == 20)
@@ -165,7 +184,9 @@ async def test_a_paused_ordered_consumer_keeps_its_lanes_and_continues_in_order(
 
 async def test_an_ordered_subject_is_paused_and_resumed_by_operators(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=8))
+        await mq.metadata.create_subject(
+            SubjectConfig("o", order=Order.STRICT, logical_partitions=8)
+        )
         await mq.metadata.pause_group("o", "g", reason="before it ever came")
         async with mq.ordered_consumer("o", "g") as consumer:
             await mq.send("o", b"0", key="k")
@@ -173,7 +194,12 @@ async def test_an_ordered_subject_is_paused_and_resumed_by_operators(node: Node)
             await eventually(lambda: len(consumer.lanes) == 1)
             (group,) = (await mq.metadata.describe_route("o")).groups
             (holder,) = group.partitions[0].holders
-            assert (group.is_paused, holder.is_paused, holder.client, waiting.done()) == (True, True, mq.name, False)
+            assert (group.is_paused, holder.is_paused, holder.client, waiting.done()) == (
+                True,
+                True,
+                mq.name,
+                False,
+            )
             await mq.metadata.resume_group("o", "g")
             found = await waiting
             assert found.bodies == [b"0"]
@@ -182,7 +208,9 @@ async def test_an_ordered_subject_is_paused_and_resumed_by_operators(node: Node)
             assert not group.is_paused
 
 
-def _consume(address: str, seen: list[bytes], paused: threading.Event, resumed: threading.Event) -> None:
+def _consume(
+    address: str, seen: list[bytes], paused: threading.Event, resumed: threading.Event
+) -> None:
     with qmq.blocking.connect(address, name="box") as mq, mq.consumer("s", "g") as consumer:
         consumer.pause()
         mq.pause()
@@ -199,7 +227,9 @@ async def test_the_client_without_asyncio_pauses_and_resumes_too(node: Node) -> 
     async with qmq.connect(node.address) as mq:
         await mq.send("s", b"0")
     seen, paused, resumed = list[bytes](), threading.Event(), threading.Event()
-    consuming = asyncio.create_task(asyncio.to_thread(_consume, node.address, seen, paused, resumed))
+    consuming = asyncio.create_task(
+        asyncio.to_thread(_consume, node.address, seen, paused, resumed)
+    )
     await eventually(lambda: paused.is_set() or consuming.done())
     assert seen == []
     resumed.set()
@@ -208,7 +238,10 @@ async def test_the_client_without_asyncio_pauses_and_resumes_too(node: Node) -> 
 
 
 async def test_a_client_has_the_name_it_was_given_or_that_of_its_process() -> None:
-    async with qmq.connect("localhost:1", name="billing-7") as given, qmq.connect("localhost:1") as one:
+    async with (
+        qmq.connect("localhost:1", name="billing-7") as given,
+        qmq.connect("localhost:1") as one,
+    ):
         assert given.name == "billing-7"
         assert check_name("client", one.name).endswith(f"-{os.getpid()}")
     for name in ("a/b", "x" * 200):

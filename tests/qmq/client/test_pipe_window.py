@@ -14,11 +14,15 @@ LOST = NotConnected("lost", outcome=Outcome.UNKNOWN)
 BUSY = Overloaded("busy")
 
 
-def window_with(*numbers: int, rest_s: Callable[[int, QmqError], float] = lambda *_: 1.0) -> tuple[SenderWindow, list[Batch]]:
+def window_with(
+    *numbers: int, rest_s: Callable[[int, QmqError], float] = lambda *_: 1.0
+) -> tuple[SenderWindow, list[Batch]]:
     """A window, connected, and these batches on their way."""
     window = SenderWindow(8, PRODUCER._replace(rest_s=rest_s))
     window.connected()
-    batches = [Batch(Columns([b"x"]), 1, Ticket(), number, size=1, until=60.0) for number in numbers]
+    batches = [
+        Batch(Columns([b"x"]), 1, Ticket(), number, size=1, until=60.0) for number in numbers
+    ]
     for batch in batches:
         window.send(batch)
     return window, batches

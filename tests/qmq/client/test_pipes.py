@@ -28,14 +28,19 @@ from qmq.wire.frame import Frame, FrameKind
 
 def numbers(group: FakeGroup) -> list[int]:
     """Numbers of the batches as they were stored."""
-    return [number for _, (_, number) in sorted((base, key) for key, (base, _) in group.stored.items())]
+    return [
+        number for _, (_, number) in sorted((base, key) for key, (base, _) in group.stored.items())
+    ]
 
 
 async def test_batches_are_spread_over_the_groups_and_receipts_say_where() -> None:
     async with cluster(3) as it:
         for number in range(300):
             receipt = await it.mq.send("s", b"%d" % number)
-            assert b"%d" % number in next(group for group in it.groups if group.name == receipt.broker_group).bodies
+            assert (
+                b"%d" % number
+                in next(group for group in it.groups if group.name == receipt.broker_group).bodies
+            )
         assert sorted(it.bodies) == sorted(b"%d" % number for number in range(300))
         assert all(len(group.bodies) >= 60 for group in it.groups)
         for group in it.groups:
@@ -54,10 +59,21 @@ async def test_lone_messages_gather_in_batches_while_one_is_on_its_way() -> None
         arrived = sum(len(group.arrived) for group in it.groups)
         assert len(it.bodies) == 2001
         assert arrived < 150, "several groups must not mean many small batches"
-        assert producer.stored_by_group == {group.name: len(group.bodies) for group in it.groups if group.bodies}
+        assert producer.stored_by_group == {
+            group.name: len(group.bodies) for group in it.groups if group.bodies
+        }
 
 
-@pytest.mark.parametrize("failure", [ReadOnly("drained"), NoQuorum("alone"), DiskFull("full"), Overloaded("busy"), NotMaster("gone")])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ReadOnly("drained"),
+        NoQuorum("alone"),
+        DiskFull("full"),
+        Overloaded("busy"),
+        NotMaster("gone"),
+    ],
+)
 async def test_what_one_group_certainly_refuses_goes_to_another_at_once(failure: QmqError) -> None:
     async with cluster(2) as it:
         it.groups[0].refuse(failure)
@@ -66,14 +82,20 @@ async def test_what_one_group_certainly_refuses_goes_to_another_at_once(failure:
         assert Counter(it.bodies) == Counter(b"%d" % number for number in range(50))
 
 
-@pytest.mark.parametrize("failure", [NotMaster("staged", outcome=UNKNOWN), NoQuorum("written", outcome=UNKNOWN)])
-async def test_batches_that_a_group_may_have_stay_with_it_until_it_answers(failure: QmqError, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "failure", [NotMaster("staged", outcome=UNKNOWN), NoQuorum("written", outcome=UNKNOWN)]
+)
+async def test_batches_that_a_group_may_have_stay_with_it_until_it_answers(
+    failure: QmqError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("qmq.client.producing.group_sender.STAY_BYTES", 1)
     async with cluster(2) as it:
         first, second = it.groups
         tries: Counter[int] = Counter()
 
-        def store_then_say_unknown(broker: FakeBroker, peer: Peer, request: Frame, sent: Sent) -> None:
+        def store_then_say_unknown(
+            broker: FakeBroker, peer: Peer, request: Frame, sent: Sent
+        ) -> None:
             tries[sent.number] += 1
             if tries[sent.number] > 2:
                 first.serve(broker, peer, request, sent)
@@ -85,7 +107,9 @@ async def test_batches_that_a_group_may_have_stay_with_it_until_it_answers(failu
         receipts = [await it.mq.send("s", b"%d" % number) for number in range(10)]
         assert Counter(it.bodies) == Counter(b"%d" % number for number in range(10))
         assert {receipt.broker_group for receipt in receipts} == {"g0", "g1"}
-        assert {sent.number for sent in first.arrived}.isdisjoint({sent.number for sent in second.arrived})
+        assert {sent.number for sent in first.arrived}.isdisjoint(
+            {sent.number for sent in second.arrived}
+        )
 
 
 async def test_the_order_of_a_group_holds_through_lost_answers_and_broken_connections() -> None:
@@ -169,7 +193,9 @@ async def test_when_no_group_takes_messages_the_error_says_so(is_told: bool) -> 
         for group in it.groups:
             group.is_writable = not is_told
             group.refuse(ReadOnly("drained"))
-        producer = it.mq.producer("s", delivery_timeout_s=4)  # a busy machine reaches the groups late, too
+        producer = it.mq.producer(
+            "s", delivery_timeout_s=4
+        )  # a busy machine reaches the groups late, too
         with pytest.raises(DeadlineExceeded, match="E308") as refused:
             await producer.send(b"x")
         assert refused.value.outcome is NOT_STORED
@@ -187,7 +213,9 @@ async def test_never_answered_is_unknown() -> None:
         assert failed.value.outcome is UNKNOWN
 
 
-async def test_after_an_unknown_try_a_later_refusal_makes_nothing_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_an_unknown_try_a_later_refusal_makes_nothing_certain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("qmq.client.producing.group_sender.STAY_BYTES", 1)
     async with cluster(2) as it:
         first = it.groups[0]
@@ -271,8 +299,12 @@ async def test_a_group_without_a_master_costs_the_others_nothing() -> None:
             assert (await it.mq.send("s", b"%d" % number)).broker_group == "g1"
 
 
-@pytest.mark.parametrize(("acks", "kind"), [("quorum", FrameKind.PRODUCE), ("master", FrameKind.PRODUCE_FAST)])
-async def test_the_sender_chooses_which_replicas_an_acknowledgement_needs(acks: str, kind: FrameKind) -> None:
+@pytest.mark.parametrize(
+    ("acks", "kind"), [("quorum", FrameKind.PRODUCE), ("master", FrameKind.PRODUCE_FAST)]
+)
+async def test_the_sender_chooses_which_replicas_an_acknowledgement_needs(
+    acks: str, kind: FrameKind
+) -> None:
     async with cluster(1) as it:
         kinds = []
         group = it.groups[0]

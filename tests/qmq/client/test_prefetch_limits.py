@@ -72,7 +72,10 @@ def test_when_there_is_not_enough_for_all_they_take_turns() -> None:
 def test_the_total_is_never_exceeded_and_every_part_gets_its_share() -> None:
     for seed in range(300):
         draw = random.Random(seed)
-        total, parts = draw.choice((1, 2, 7, 100, 2000)), [Part() for _ in range(draw.randint(1, 6))]
+        total, parts = (
+            draw.choice((1, 2, 7, 100, 2000)),
+            [Part() for _ in range(draw.randint(1, 6))],
+        )
         for _ in range(100):
             part = draw.choice(parts)
             if part.asked:
@@ -140,7 +143,9 @@ def test_an_application_that_became_slow_holds_half_as_many_each_time() -> None:
 # --- bytes -------------------------------------------------------------------------------------------------------------
 
 
-def room(total: int, parts: list[Part], part: Part, pull_bytes: int = MIB, *, has_unseen: bool = False) -> int:
+def room(
+    total: int, parts: list[Part], part: Part, pull_bytes: int = MIB, *, has_unseen: bool = False
+) -> int:
     return bytes_allowance(total, pull_bytes, parts, part, has_unseen=has_unseen)
 
 
@@ -152,7 +157,9 @@ def test_a_pull_asks_for_the_remaining_bytes_and_an_empty_consumer_may_pull() ->
     assert (room(1000, [part], part), room(1000, [part], part, pull_bytes=7)) == (100, 7)
     assert room(1000, [part], part, has_unseen=True) == 0, "a quarter is to be free"
     part.held_bytes = 5_000_000
-    assert room(1000, [part], part) == 0, "a batch that is larger than the total came, and has to go first"
+    assert room(1000, [part], part) == 0, (
+        "a batch that is larger than the total came, and has to go first"
+    )
     part.held_bytes = 0
     assert room(1, [part, Part(), Part()], part) == 1
 
@@ -179,13 +186,17 @@ def test_the_byte_limit_is_exceeded_by_at_most_one_batch_and_blocks_no_one() -> 
         for _ in range(100):
             part = draw.choice(parts)
             if part.asked_bytes:
-                part.held_bytes += draw.choice((0, part.asked_bytes, part.asked_bytes - 1 + draw.randint(1, batch)))
+                part.held_bytes += draw.choice(
+                    (0, part.asked_bytes, part.asked_bytes - 1 + draw.randint(1, batch))
+                )
                 part.asked_bytes = 0
             elif draw.random() < 0.5:
                 part.held_bytes -= draw.randint(0, part.held_bytes)
             else:
                 before = sum(each.held_bytes + each.asked_bytes for each in parts)
-                part.asked_bytes = room(total, parts, part, draw.choice((1, 700, MIB)), has_unseen=draw.random() < 0.3)
+                part.asked_bytes = room(
+                    total, parts, part, draw.choice((1, 700, MIB)), has_unseen=draw.random() < 0.3
+                )
                 assert before + part.asked_bytes <= max(total, 1) or not part.asked_bytes, seed
         for part in parts:
             part.held_bytes = part.asked_bytes = 0
@@ -195,7 +206,9 @@ def test_the_byte_limit_is_exceeded_by_at_most_one_batch_and_blocks_no_one() -> 
 
 
 @pytest.mark.parametrize(
-    "wrong", [(0, 1), (CONSUMER_UNACKED_MAX + 1, 1), (1, 0), (1, CONSUMER_UNACKED_BYTES_MAX + 1)], ids=["none", "many", "no-bytes", "bytes"]
+    "wrong",
+    [(0, 1), (CONSUMER_UNACKED_MAX + 1, 1), (1, 0), (1, CONSUMER_UNACKED_BYTES_MAX + 1)],
+    ids=["none", "many", "no-bytes", "bytes"],
 )
 def test_limits_that_no_consumer_can_have_are_refused(wrong: tuple[int, int]) -> None:
     check_limits(1, 1)
@@ -217,10 +230,16 @@ def test_the_bytes_of_outstanding_messages_stay_exact() -> None:
             elif draw.random() < 0.9:
                 first = draw.randint(0, pull)
                 last = first + draw.randint(0, 12)
-                removed = [each for a, b in outstanding.remove(first, last) for each in range(a, b + 1)]
-                assert removed == [each for each in range(first, last + 1) if model.pop(each, None)], seed
+                removed = [
+                    each for a, b in outstanding.remove(first, last) for each in range(a, b + 1)
+                ]
+                assert removed == [
+                    each for each in range(first, last + 1) if model.pop(each, None)
+                ], seed
             else:
                 before = draw.randint(0, pull)
                 outstanding.cut(before)
                 model = {each: size for each, size in model.items() if each < before}
-            assert (outstanding.messages, outstanding.bytes) == (len(model), sum(model.values())), seed
+            assert (outstanding.messages, outstanding.bytes) == (len(model), sum(model.values())), (
+                seed
+            )

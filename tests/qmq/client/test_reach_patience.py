@@ -8,7 +8,15 @@ import pytest
 
 from qmq.client.connection.connection import ClientTiming, ReachPatience
 from qmq.console import page
-from qmq.errors import NameUnresolved, NotConnected, QmqError, TlsEnded, TlsFailed, TlsRefused, UnknownHost
+from qmq.errors import (
+    NameUnresolved,
+    NotConnected,
+    QmqError,
+    TlsEnded,
+    TlsFailed,
+    TlsRefused,
+    UnknownHost,
+)
 from qmq.gateway import status
 from qmq.integrations.http import site
 from qmq.proto.rocketmq import definition_pb2
@@ -25,7 +33,9 @@ class Tries:
         self.now_s = 100.0
         self.patience = ReachPatience(lambda: self.now_s, PATIENCE_S)
 
-    def fails(self, kind: type[QmqError], address: str = "a:1", all_addresses: tuple[str, ...] = ("a:1",)) -> type[QmqError]:
+    def fails(
+        self, kind: type[QmqError], address: str = "a:1", all_addresses: tuple[str, ...] = ("a:1",)
+    ) -> type[QmqError]:
         """A try that fails at once: the kind of error that the caller gets."""
         failure = kind("it fails")
         self.patience.tries(address)
@@ -66,7 +76,9 @@ def test_a_server_that_is_away_begins_the_patience_again(kind: type[QmqError]) -
 
 
 @pytest.mark.parametrize("kind", [*MISTAKES, NotConnected])
-def test_who_reached_a_server_waits_on_and_logs_each_address_once(kind: type[QmqError], caplog: pytest.LogCaptureFixture) -> None:
+def test_who_reached_a_server_waits_on_and_logs_each_address_once(
+    kind: type[QmqError], caplog: pytest.LogCaptureFixture
+) -> None:
     tries = Tries()
     tries.patience.reached("b:1")
     for _ in range(5):
@@ -81,7 +93,9 @@ def test_who_reached_a_server_waits_on_and_logs_each_address_once(kind: type[Qmq
 
 
 @pytest.mark.parametrize("kind", [TlsEnded, NotConnected])
-def test_what_may_be_an_outage_is_logged_and_waited_for(kind: type[QmqError], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_may_be_an_outage_is_logged_and_waited_for(
+    kind: type[QmqError], caplog: pytest.LogCaptureFixture
+) -> None:
     tries = Tries()
     for _ in range(20):
         assert tries.fails(kind) is kind

@@ -28,7 +28,9 @@ async def connected(gone_s: float) -> tuple[Connection, socket.socket]:
     """A connection, and its other end, which sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connection = Connection("broker", gone_s)
-        await asyncio.get_running_loop().create_connection(lambda: connection.stream, *server.getsockname())
+        await asyncio.get_running_loop().create_connection(
+            lambda: connection.stream, *server.getsockname()
+        )
         connection.start_sweeping()
         return connection, server.accept()[0]
 
@@ -60,8 +62,12 @@ async def test_the_kernel_asks_a_peer_that_is_idle() -> None:
         found = connection.stream.socket
         assert found is not None
         assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == reachable.KEEPALIVE_IDLE_S
-        assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == reachable.KEEPALIVE_PROBES
+        assert (
+            found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == reachable.KEEPALIVE_IDLE_S
+        )
+        assert (
+            found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == reachable.KEEPALIVE_PROBES
+        )
         connection.abort("the test is over")
         await connection.wait_closed()
 

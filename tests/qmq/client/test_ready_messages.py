@@ -20,7 +20,10 @@ from qmq.client.local_messages import LocalMessage, local_batch
 from qmq.client.task_messages import Owner, TaskMessages
 from qmq.wire.batch_columns import UNREADABLE
 
-FORMS: list[Any] = [iterator, *([importlib.import_module("qmq.client._ready")] if IS_COMPILED else [])]
+FORMS: list[Any] = [
+    iterator,
+    *([importlib.import_module("qmq.client._ready")] if IS_COMPILED else []),
+]
 NEVER_S = 1e9
 
 
@@ -32,18 +35,39 @@ def form(request: pytest.FixtureRequest) -> Any:
 class Loop:
     """A consumer's `ReadyMessages`, made of one form, with what it calls. `waiting` messages arrive when `arrive` is called."""
 
-    def __init__(self, form: Any, *, is_auto: bool = True, joined: int = 3, held: type[TaskMessages[Any]] = TaskMessages) -> None:
+    def __init__(
+        self,
+        form: Any,
+        *,
+        is_auto: bool = True,
+        joined: int = 3,
+        held: type[TaskMessages[Any]] = TaskMessages,
+    ) -> None:
         self.form, self._joined = form, joined
-        self.make: Any = type("Message", (form.MessageFields, StoredMessage), {"__slots__": (), "settler": Message.settler})
-        self.acks: Any = type("Acks", (form.GatheredAcks,), {"begin_acks": lambda acks, pull: self._begin_acks(acks, pull)})()
+        self.make: Any = type(
+            "Message",
+            (form.MessageFields, StoredMessage),
+            {"__slots__": (), "settler": Message.settler},
+        )
+        self.acks: Any = type(
+            "Acks",
+            (form.GatheredAcks,),
+            {"begin_acks": lambda acks, pull: self._begin_acks(acks, pull)},
+        )()
         self.now_s = 0.0
         self.begun: list[int] = []
         self.refills: list[Any] = []
         self.arrived = asyncio.Event()
         self.waits = 0
         self.given_back: list[tuple[int, str]] = []
-        self.held = held("c", asyncio.get_running_loop(), _ack, self._give_back, make=form.TaskHolding) if is_auto else None
-        self.ready: Any = form.ReadyMessages(self.make, lambda: self.now_s, self._refill, self._wait, self.held)
+        self.held = (
+            held("c", asyncio.get_running_loop(), _ack, self._give_back, make=form.TaskHolding)
+            if is_auto
+            else None
+        )
+        self.ready: Any = form.ReadyMessages(
+            self.make, lambda: self.now_s, self._refill, self._wait, self.held
+        )
 
     def _give_back(self, message: Any, failure: BaseException | None) -> None:
         self.given_back.append((message.pull_sequence, type(failure).__name__))
@@ -66,7 +90,9 @@ class Loop:
 
     def part(self, count: int, pull: int = 0) -> BatchSlice:
         """A slice of messages b"0", b"1" and so on."""
-        (part,) = local_batch("s", [LocalMessage(b"%d" % number) for number in range(count)]).messages.slices
+        (part,) = local_batch(
+            "s", [LocalMessage(b"%d" % number) for number in range(count)]
+        ).messages.slices
         assert part.batch.bodies
         part.settler, part.pull = self.acks, pull
         return part
@@ -84,7 +110,12 @@ async def test_a_message_has_its_fields(form: Any) -> None:
     loop = Loop(form)
     part = loop.part(3)
     message = loop.make(loop.acks, part.batch, 2, 4, 9)
-    assert (message.body, message.attempt, message.is_settled, message.pull_sequence) == (b"2", 4, False, 9)
+    assert (message.body, message.attempt, message.is_settled, message.pull_sequence) == (
+        b"2",
+        4,
+        False,
+        9,
+    )
     assert (message.settler, message.sequence) == (loop.acks, part.batch.view.base_sequence + 2)
     message.is_settled = True
     assert message.is_settled is True
@@ -106,8 +137,15 @@ async def test_a_run_hands_out_messages_in_order_and_leaves_the_rest(form: Any) 
     part = loop.part(5, pull=7)
     loop.ready.begin(part, 3, NEVER_S)
     found, base = [loop.ready.take() for _ in range(3)], part.batch.view.base_sequence
-    assert [(each.body, each.pull_sequence, each.sequence - base) for each in found] == [(b"0", 7, 0), (b"1", 8, 1), (b"2", 9, 2)]
-    assert all(each.attempt == 1 and each.settler is loop.acks and type(each) is loop.make for each in found)
+    assert [(each.body, each.pull_sequence, each.sequence - base) for each in found] == [
+        (b"0", 7, 0),
+        (b"1", 8, 1),
+        (b"2", 9, 2),
+    ]
+    assert all(
+        each.attempt == 1 and each.settler is loop.acks and type(each) is loop.make
+        for each in found
+    )
     assert loop.ready.take() is None
     assert (part.offset, part.pull, part.count) == (3, 10, 2)
 
@@ -368,7 +406,9 @@ class KeepsTheNewest(TaskMessages[Any]):
 class GivesNothingBack(TaskMessages[Any]):
     """What a task had when it ended is forgotten."""
 
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, ack: Any, give_back: Any, **named: Any) -> None:
+    def __init__(
+        self, name: str, loop: asyncio.AbstractEventLoop, ack: Any, give_back: Any, **named: Any
+    ) -> None:
         super().__init__(name, loop, ack, lambda message, failure: None, **named)
 
 
@@ -382,14 +422,18 @@ class AsksWhenAwaited:
         return await anext(self._ready)
 
 
-@pytest.mark.parametrize("bug", [OneForAllTasks, FinishesLaterOnes, KeepsTheNewest, GivesNothingBack, AsksWhenAwaited])
+@pytest.mark.parametrize(
+    "bug", [OneForAllTasks, FinishesLaterOnes, KeepsTheNewest, GivesNothingBack, AsksWhenAwaited]
+)
 async def test_the_model_finds_a_planted_bug(form: Any, bug: Any) -> None:
     chance = random.Random(f"{SEED} {form.__name__}")
 
     async def compare_often() -> None:
         for _ in range(200):
             loop = Loop(form, joined=0, **({} if bug is AsksWhenAwaited else {"held": bug}))
-            await compare_with_model(loop, bug(loop.ready) if bug is AsksWhenAwaited else loop.ready, chance)
+            await compare_with_model(
+                loop, bug(loop.ready) if bug is AsksWhenAwaited else loop.ready, chance
+            )
 
     with pytest.raises(AssertionError):
         await compare_often()
@@ -425,7 +469,10 @@ async def test_what_a_task_had_goes_back_when_it_ends(form: Any) -> None:
         if failure is not None:
             raise failure
 
-    await asyncio.gather(*[work(each) for each in (ValueError(), asyncio.CancelledError(), None)], return_exceptions=True)
+    await asyncio.gather(
+        *[work(each) for each in (ValueError(), asyncio.CancelledError(), None)],
+        return_exceptions=True,
+    )
     while len(loop.given_back) < 3:
         await asyncio.sleep(0)
     assert loop.given_back == [(0, "ValueError"), (1, "NoneType"), (2, "NoneType")]
@@ -464,7 +511,9 @@ async def test_a_question_is_a_coroutine(form: Any) -> None:
     question.close()
     with pytest.raises(RuntimeError, match="already awaited"):
         question.send(None)
-    assert (await anext(loop.ready)).pull_sequence == 1, "a question that was not awaited takes nothing"
+    assert (await anext(loop.ready)).pull_sequence == 1, (
+        "a question that was not awaited takes nothing"
+    )
 
 
 async def test_a_question_that_waits_can_be_ended(form: Any) -> None:
@@ -532,7 +581,9 @@ async def test_a_dropped_consumer_is_freed_with_its_messages(form: Any) -> None:
     loop = Loop(form)
     loop.ready.begin(loop.part(6), 5, NEVER_S)
     loop.ready.take()
-    loop.refills = [await anext(loop.ready)]  # a cycle: loop, message, acknowledgements, and the loop that they tell
+    loop.refills = [
+        await anext(loop.ready)
+    ]  # a cycle: loop, message, acknowledgements, and the loop that they tell
     assert loop.held is not None
     assert len(loop.held.close()) == 1
     seen = weakref.ref(loop)
@@ -544,7 +595,12 @@ async def test_a_dropped_consumer_is_freed_with_its_messages(form: Any) -> None:
 def column(bodies: list[bytes]) -> tuple[bytes, int, int, int]:
     """A region with a column of bodies between other bytes, and the column's place in it."""
     marks = list(accumulate(map(len, bodies), initial=0))
-    return b"before--" + pack(f"<{len(marks)}i", *marks) + b"".join(bodies) + b"behind", 8, 8 + 4 * len(marks), len(bodies)
+    return (
+        b"before--" + pack(f"<{len(marks)}i", *marks) + b"".join(bodies) + b"behind",
+        8,
+        8 + 4 * len(marks),
+        len(bodies),
+    )
 
 
 def test_bodies_are_cut_out_of_a_batch(form: Any) -> None:
@@ -564,6 +620,11 @@ def test_both_forms_cut_the_same_bodies_whatever_the_offsets_are() -> None:
 
 def test_offsets_outside_a_batch_are_unreadable(form: Any) -> None:
     region, at, data_at, count = column([b"1", b"22"])
-    for places in ((at, data_at, count + 100), (len(region) + 5, data_at, 1), (len(region), data_at, 0), (at, data_at, 1 << 40)):
+    for places in (
+        (at, data_at, count + 100),
+        (len(region) + 5, data_at, 1),
+        (len(region), data_at, 0),
+        (at, data_at, 1 << 40),
+    ):
         with pytest.raises(UNREADABLE):
             form.cut_bodies(region, *places)

@@ -14,12 +14,19 @@ BATCH = BatchReceipt("s", 2, 100, 3, 7, 1, 5_000, "g1")
 
 def test_a_message_is_counted_from_the_first_of_its_batch() -> None:
     receipt = BATCH.receipt(2)
-    assert (receipt.subject, receipt.partition, receipt.sequence, receipt.id) == ("s", 2, 102, MessageId(7, 1, 2))
+    assert (receipt.subject, receipt.partition, receipt.sequence, receipt.id) == (
+        "s",
+        2,
+        102,
+        MessageId(7, 1, 2),
+    )
     assert (receipt.append_time_ms, receipt.broker_group, receipt.delayed_id) == (5_000, "g1", None)
 
 
 def test_receipts_are_equal_if_their_values_are_though_their_batches_differ() -> None:
-    part = CutReceipt.join([((0, 2), BatchReceipt("s", 2, 100, 2, 7, 1, 5_000, "g1")), ((1,), BATCH)], 3)
+    part = CutReceipt.join(
+        [((0, 2), BatchReceipt("s", 2, 100, 2, 7, 1, 5_000, "g1")), ((1,), BATCH)], 3
+    )
     assert part.receipt(0) == BATCH.receipt(0)
     assert part.receipt(2) != BATCH.receipt(2)
     assert BATCH.receipt(0) != BATCH.receipt(1)

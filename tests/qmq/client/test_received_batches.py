@@ -13,8 +13,15 @@ from qmq.wire.frame_payloads import Range
 
 def stored(base: int, *bodies: bytes, index: int = 1, epoch: int = 1) -> bytes:
     """A batch as a master stored it, its first message at `base`."""
-    sent, region = encode(b"s", Columns(list(bodies)), producer_id=1, batch_sequence=0, create_time_ms=1)
-    return place(Kind.DATA, ENVELOPE_BYTES + len(region), region_crc_of(sent), base, epoch, index, 1, 0) + region
+    sent, region = encode(
+        b"s", Columns(list(bodies)), producer_id=1, batch_sequence=0, create_time_ms=1
+    )
+    return (
+        place(
+            Kind.DATA, ENVELOPE_BYTES + len(region), region_crc_of(sent), base, epoch, index, 1, 0
+        )
+        + region
+    )
 
 
 FIRST = stored(0, b"a", b"b", b"c")
@@ -64,7 +71,14 @@ def test_a_batch_is_kept_for_the_next_delivery_only() -> None:
     assert again is not first
 
 
-@pytest.mark.parametrize("other", [stored(0, b"x", b"y", b"z"), stored(0, b"a", b"b", b"c", index=2), stored(0, b"a", b"b", b"c", epoch=2)])
+@pytest.mark.parametrize(
+    "other",
+    [
+        stored(0, b"x", b"y", b"z"),
+        stored(0, b"a", b"b", b"c", index=2),
+        stored(0, b"a", b"b", b"c", epoch=2),
+    ],
+)
 def test_another_batch_at_the_same_sequence_does_not_pass_for_a_copy(other: bytes) -> None:
     received = ReceivedBatches()
     (first,) = received.read(FIRST, 0, 1, [Range(0, 1, 1, 0)])
@@ -83,4 +97,6 @@ def test_a_batch_whose_checksum_is_wrong_is_refused() -> None:
     received = ReceivedBatches()
     received.read(FIRST, 0, 1, [Range(0, 1, 1, 0)])
     with pytest.raises(CorruptBatch):
-        received.read(SECOND[:ENVELOPE_BYTES] + bytes(len(SECOND) - ENVELOPE_BYTES), 0, 1, [Range(3, 2, 1, 0)])
+        received.read(
+            SECOND[:ENVELOPE_BYTES] + bytes(len(SECOND) - ENVELOPE_BYTES), 0, 1, [Range(3, 2, 1, 0)]
+        )

@@ -125,7 +125,9 @@ async def test_a_late_refusal_of_the_old_master_does_not_decide_the_new_attempt(
         assert len(came) == 2
 
 
-async def test_what_a_hanging_master_may_have_goes_to_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_hanging_master_may_have_goes_to_no_other_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("qmq.client.producing.group_sender.STAY_BYTES", 1)
     async with cluster(2, can_push=True) as it:
         first = it.groups[0]
@@ -142,7 +144,10 @@ async def test_what_a_hanging_master_may_have_goes_to_no_other_group(monkeypatch
         first.refuse(ReadOnly("drained since"))
         first.fail_over()
         it.meta.push(groups=["g0"])
-        found = [each if isinstance(each, BaseException) else each.broker_group for each in await asyncio.gather(*map(_wait, tickets))]
+        found = [
+            each if isinstance(each, BaseException) else each.broker_group
+            for each in await asyncio.gather(*map(_wait, tickets))
+        ]
         failures = [each for each in found if isinstance(each, DeadlineExceeded)]
         assert {each.outcome for each in failures} == {UNKNOWN}
         assert len(failures) + found.count("g1") == 8
@@ -240,14 +245,18 @@ async def test_what_was_missed_while_no_stream_stood_is_asked_for() -> None:
 async def test_clients_work_with_a_metaserver_that_does_not_push() -> None:
     async with cluster(1, metas=2) as it:
         await it.mq.send("s", b"0")
-        await eventually(lambda: any(each.is_watched.is_set() for each in it.metas))  # it asked, and is refused
+        await eventually(
+            lambda: any(each.is_watched.is_set() for each in it.metas)
+        )  # it asked, and is refused
         it.groups[0].fail_over()
         await it.mq.send("s", b"1")
         assert it.bodies == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("outcome", [NOT_STORED, UNKNOWN])
-async def test_a_broker_group_without_a_master_fails_with_the_known_reason(outcome: qmq.Outcome) -> None:
+async def test_a_broker_group_without_a_master_fails_with_the_known_reason(
+    outcome: qmq.Outcome,
+) -> None:
     async with cluster(1) as it:
         (group,) = it.groups
         await it.mq.send("s", b"0")
@@ -259,7 +268,9 @@ async def test_a_broker_group_without_a_master_fails_with_the_known_reason(outco
         await it.mq.send("s", b"2")
 
 
-async def test_a_subject_that_is_placed_elsewhere_is_sent_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_subject_that_is_placed_elsewhere_is_sent_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with cluster(2, can_push=True) as it:
         first, second = it.groups
         it.meta.answer = lambda _: [route(first)]

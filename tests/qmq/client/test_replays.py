@@ -32,7 +32,9 @@ asyncio.run(main(*sys.argv[1:]))
 """Replays the dead letters of a group until it is killed, and prints how many are done."""
 
 
-async def died(mq: qmq.Client, bodies: list[bytes], subject: str = "orders", error: str = "no") -> None:
+async def died(
+    mq: qmq.Client, bodies: list[bytes], subject: str = "orders", error: str = "no"
+) -> None:
     """Messages that group billing gave up."""
     await mq.send_many(subject, bodies)
     async with mq.consumer(subject, "billing", ack="explicit", prefetch=20_000) as consumer:
@@ -55,7 +57,9 @@ async def waiting(mq: qmq.Client) -> int:
 
 async def copies(mq: qmq.Client, subject: str = "orders") -> Counter[bytes]:
     """How often each message was sent to the group again."""
-    return Counter([message.body async for message in mq.dead_letters("billing").read_directed(subject, 0, {})])
+    return Counter(
+        [message.body async for message in mq.dead_letters("billing").read_directed(subject, 0, {})]
+    )
 
 
 def killed_at(address: str, done: int) -> None:
@@ -85,7 +89,9 @@ async def test_letters_are_replayed_each_once_by_processes_that_are_killed(node:
         assert sorted(handled) == bodies
 
 
-async def test_a_letter_that_was_sent_and_not_settled_is_settled_and_not_sent_again(node: Node) -> None:
+async def test_a_letter_that_was_sent_and_not_settled_is_settled_and_not_sent_again(
+    node: Node,
+) -> None:
     """The replay ends between sending and settling: the message is stored, and the dead-letter queue has no verdict."""
     async with qmq.connect(node.address) as mq:
         await died(mq, [b"a", b"b", b"c"])
@@ -140,7 +146,20 @@ async def test_letters_are_sent_as_they_were_edited_and_stay_the_same_messages(n
 # --- edits -------------------------------------------------------------------------------------------------------------
 
 LETTER = DeadLetter(
-    "billing", "orders", "b", 1, MessageId(1, 2, 3), 5, "no", 1, 1, b"k", (), {}, b'{"a": {"b": 1}, "list": [1], "card": "4111"}', 7
+    "billing",
+    "orders",
+    "b",
+    1,
+    MessageId(1, 2, 3),
+    5,
+    "no",
+    1,
+    1,
+    b"k",
+    (),
+    {},
+    b'{"a": {"b": 1}, "list": [1], "card": "4111"}',
+    7,
 )
 
 
@@ -148,11 +167,21 @@ LETTER = DeadLetter(
     ("fields", "removed", "body"),
     [
         (["a.b=2"], [], {"a": {"b": 2}, "list": [1], "card": "4111"}),
-        (["a.c.d=text with spaces"], ["card"], {"a": {"b": 1, "c": {"d": "text with spaces"}}, "list": [1]}),
-        (['list=["x", null]', "card="], ["none.at.all"], {"a": {"b": 1}, "list": ["x", None], "card": ""}),
+        (
+            ["a.c.d=text with spaces"],
+            ["card"],
+            {"a": {"b": 1, "c": {"d": "text with spaces"}}, "list": [1]},
+        ),
+        (
+            ['list=["x", null]', "card="],
+            ["none.at.all"],
+            {"a": {"b": 1}, "list": ["x", None], "card": ""},
+        ),
     ],
 )
-def test_fields_of_a_body_are_set_and_taken_out(fields: list[str], removed: list[str], body: object) -> None:
+def test_fields_of_a_body_are_set_and_taken_out(
+    fields: list[str], removed: list[str], body: object
+) -> None:
     import json
 
     edit = LetterEdit.parse(fields, removed)
@@ -169,7 +198,15 @@ def test_a_letter_without_fields_is_not_edited_by_fields_but_as_a_whole() -> Non
         LetterEdit.parse(["card.number=1"]).of(LETTER)
 
 
-@pytest.mark.parametrize("wrong", [{"fields": ["a"]}, {"fields": ["a..b=1"]}, {"removed": [""]}, {"fields": ["a=1"], "body": "x"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fields": ["a"]},
+        {"fields": ["a..b=1"]},
+        {"removed": [""]},
+        {"fields": ["a=1"], "body": "x"},
+    ],
+)
 def test_an_edit_that_says_nothing_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         LetterEdit.parse(**wrong)  # type: ignore[arg-type]

@@ -10,7 +10,15 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from fake_cluster import DelayCluster, FakeBroker, FakeDelayGroup, FakeGroup, Peer, Sent, delay_cluster
+from fake_cluster import (
+    DelayCluster,
+    FakeBroker,
+    FakeDelayGroup,
+    FakeGroup,
+    Peer,
+    Sent,
+    delay_cluster,
+)
 from support import eventually
 
 import qmq
@@ -73,10 +81,21 @@ class Queue:
         peer, request = self.pulls.pop(0)
         base, count = self.next, len(columns.bodies)
         self.next += count
-        envelope, region = encode(b"s", columns, producer_id=1, batch_sequence=base, create_time_ms=CREATED_MS, flags=flags)
+        envelope, region = encode(
+            b"s",
+            columns,
+            producer_id=1,
+            batch_sequence=base,
+            create_time_ms=CREATED_MS,
+            flags=flags,
+        )
         total, region_crc = sent_sizes(envelope)
         head = wire.pack_delivery(1, base, [Range(base, count, attempt, 0)], 1)
-        peer.answer(request, FrameKind.MESSAGES, head + place(Kind.DATA, total, region_crc, base, 1, 1, 1, 0) + region)
+        peer.answer(
+            request,
+            FrameKind.MESSAGES,
+            head + place(Kind.DATA, total, region_crc, base, 1, 1, 1, 0) + region,
+        )
 
     async def fail_over(self) -> None:
         """The other replica leads, and knows of no delivery."""
@@ -129,7 +148,9 @@ def queue(it: DelayCluster) -> Queue:
     return Queue(it.groups[0])
 
 
-async def taken(it: DelayCluster, queue: Queue, columns: Columns, **how: int) -> tuple[qmq.Consumer, Messages]:
+async def taken(
+    it: DelayCluster, queue: Queue, columns: Columns, **how: int
+) -> tuple[qmq.Consumer, Messages]:
     """A consumer, and what it was handed."""
     consumer = it.mq.consumer("s", "ops", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(10_000))
@@ -147,7 +168,11 @@ def acked(first: int, last: int) -> Settlement:
 
 def each_of(settlements: Sequence[Settlement]) -> list[Settlement]:
     """One verdict a message, by pull sequence: how they are joined depends on when they leave."""
-    return sorted(each._replace(first=pull, last=pull) for each in settlements for pull in range(each.first, each.last + 1))
+    return sorted(
+        each._replace(first=pull, last=pull)
+        for each in settlements
+        for pull in range(each.first, each.last + 1)
+    )
 
 
 # --- where a retry goes ------------------------------------------------------------------------------------------------
@@ -158,11 +183,17 @@ async def test_up_to_an_hour_the_broker_keeps_the_retry(it: DelayCluster, queue:
     found[0].nack(HOUR)
     found[1].nack()
     found[2].nack(timedelta(microseconds=1))
-    assert await queue.settled_all(3) == [nacked(0, 0), nacked(1, 1, BY_GROUP_MS), nacked(2, 2, 1)], "never early"
+    assert await queue.settled_all(3) == [
+        nacked(0, 0),
+        nacked(1, 1, BY_GROUP_MS),
+        nacked(2, 2, 1),
+    ], "never early"
     assert not it.kept
 
 
-async def test_a_longer_one_goes_to_a_delay_group_directed_and_then_the_message_is_done(it: DelayCluster, queue: Queue) -> None:
+async def test_a_longer_one_goes_to_a_delay_group_directed_and_then_the_message_is_done(
+    it: DelayCluster, queue: Queue
+) -> None:
     columns = Columns(
         [b"x", b"y"],
         keys=[b"k", b""],
@@ -182,14 +213,32 @@ async def test_a_longer_one_goes_to_a_delay_group_directed_and_then_the_message_
     assert await queue.settled_all(2) == [acked(0, 1)]
     x, y = it.kept
     assert before <= x.due_ms - 3_600_001 <= after + 1
-    assert x == ("s", b"x", x.due_ms, BatchFlag.DIRECTED, b"k", ("t",), {"h": b"v", "qmq-group": b"ops", "qmq-attempt": b"3"})
-    assert y == ("s", b"y", x.due_ms, BatchFlag.DIRECTED, b"", (), {"qmq-group": b"ops", "qmq-attempt": b"3"})
+    assert x == (
+        "s",
+        b"x",
+        x.due_ms,
+        BatchFlag.DIRECTED,
+        b"k",
+        ("t",),
+        {"h": b"v", "qmq-group": b"ops", "qmq-attempt": b"3"},
+    )
+    assert y == (
+        "s",
+        b"y",
+        x.due_ms,
+        BatchFlag.DIRECTED,
+        b"",
+        (),
+        {"qmq-group": b"ops", "qmq-attempt": b"3"},
+    )
     view = BatchView(Envelope(0, 0, 0, 0, 0, 0, 0, 0), it.delays[0].regions[0])
     assert view.message_ids() == columns.message_ids
     assert view.create_times_ms() == [CREATED_MS, CREATED_MS + 500]
 
 
-async def test_a_message_keeps_the_id_that_follows_from_its_batch(it: DelayCluster, queue: Queue) -> None:
+async def test_a_message_keeps_the_id_that_follows_from_its_batch(
+    it: DelayCluster, queue: Queue
+) -> None:
     _, found = await taken(it, queue, Columns([b"0", b"1", b"2"]))
     found[1].nack(LONG)
     await queue.settled_all(1)
@@ -208,7 +257,9 @@ async def test_what_fails_together_leaves_together(it: DelayCluster, queue: Queu
 
 
 @pytest.mark.parametrize("delay", [timedelta(days=733), timedelta.max])
-async def test_over_two_years_is_refused_and_the_message_stays(it: DelayCluster, queue: Queue, delay: timedelta) -> None:
+async def test_over_two_years_is_refused_and_the_message_stays(
+    it: DelayCluster, queue: Queue, delay: timedelta
+) -> None:
     _, found = await taken(it, queue, Columns([b"0", b"1"]))
     message = found[0]
     with pytest.raises(DelayTooLong, match="732 days"):
@@ -221,7 +272,9 @@ async def test_over_two_years_is_refused_and_the_message_stays(it: DelayCluster,
 
 
 @pytest.mark.parametrize("delay", [timedelta(seconds=-1), 5, "1h"])
-async def test_an_invalid_delay_is_refused(it: DelayCluster, queue: Queue, delay: timedelta) -> None:
+async def test_an_invalid_delay_is_refused(
+    it: DelayCluster, queue: Queue, delay: timedelta
+) -> None:
     _, found = await taken(it, queue, Columns([b"0"]))
     with pytest.raises(InvalidArgument, match="timedelta"):
         found[0].nack(delay)
@@ -230,7 +283,9 @@ async def test_an_invalid_delay_is_refused(it: DelayCluster, queue: Queue, delay
 # --- until it is stored ------------------------------------------------------------------------------------------------
 
 
-async def test_the_loop_that_comes_back_does_not_acknowledge_what_waits_for_a_delay_group(it: DelayCluster, queue: Queue) -> None:
+async def test_the_loop_that_comes_back_does_not_acknowledge_what_waits_for_a_delay_group(
+    it: DelayCluster, queue: Queue
+) -> None:
     held = Held(it.delays[0])
     consumer = it.mq.consumer("s", "ops")
     following = asyncio.create_task(anext(consumer.batches()))
@@ -257,7 +312,9 @@ async def test_what_waits_for_a_delay_group_counts_as_held(it: DelayCluster, que
     assert attachment.held == 0
 
 
-async def test_the_lease_is_kept_while_a_message_waits_for_a_delay_group(it: DelayCluster, queue: Queue) -> None:
+async def test_the_lease_is_kept_while_a_message_waits_for_a_delay_group(
+    it: DelayCluster, queue: Queue
+) -> None:
     held = Held(it.delays[0])
     consumer = it.mq.consumer("s", "ops", ack="explicit", lease_ms=30)
     pulling = asyncio.create_task(consumer.pull(1))
@@ -270,7 +327,9 @@ async def test_the_lease_is_kept_while_a_message_waits_for_a_delay_group(it: Del
     await closing
 
 
-async def test_a_message_that_went_to_another_consumer_meanwhile_gets_no_verdict(it: DelayCluster, queue: Queue) -> None:
+async def test_a_message_that_went_to_another_consumer_meanwhile_gets_no_verdict(
+    it: DelayCluster, queue: Queue
+) -> None:
     held = Held(it.delays[0])
     consumer, found = await taken(it, queue, Columns([b"0", b"1"]))
     found.nack(LONG)
@@ -280,7 +339,9 @@ async def test_a_message_that_went_to_another_consumer_meanwhile_gets_no_verdict
     await eventually(lambda: consumer.stale == 2)
     found.nack(LONG)
     await consumer.close()
-    assert (queue.settled, consumer.stale, len(it.kept)) == ([], 4, 2), "what is not ours any more is not sent either"
+    assert (queue.settled, consumer.stale, len(it.kept)) == ([], 4, 2), (
+        "what is not ours any more is not sent either"
+    )
 
 
 async def test_at_most_once_nothing_comes_again(it: DelayCluster, queue: Queue) -> None:
@@ -309,7 +370,9 @@ async def test_what_a_delay_group_refuses_the_broker_keeps_for_an_hour(
 
 @pytest.mark.parametrize("timing", [ClientTiming(delivery_timeout_s=0.2)])
 @pytest.mark.parametrize("how", ["silent", "busy", "absent"])
-async def test_without_a_delay_group_in_time_the_broker_keeps_it_for_an_hour(it: DelayCluster, queue: Queue, how: str) -> None:
+async def test_without_a_delay_group_in_time_the_broker_keeps_it_for_an_hour(
+    it: DelayCluster, queue: Queue, how: str
+) -> None:
     delay = it.delays[0]
     if how == "silent":
         delay.on_produce = delay.store_silently
@@ -326,14 +389,18 @@ async def test_without_a_delay_group_in_time_the_broker_keeps_it_for_an_hour(it:
         peer.cut()
 
 
-async def test_a_delay_group_that_is_away_for_a_moment_is_waited_for(it: DelayCluster, queue: Queue) -> None:
+async def test_a_delay_group_that_is_away_for_a_moment_is_waited_for(
+    it: DelayCluster, queue: Queue
+) -> None:
     it.delays[0].refuse(ReadOnly("drained"))
     _, found = await taken(it, queue, Columns([b"0"]))
     found.nack(LONG)
     await eventually(lambda: len(it.delays[0].arrived) > 1)
     it.delays[0].on_produce = it.delays[0].serve
     assert await queue.settled_all(1) == [acked(0, 0)]
-    assert len({(each.producer_id, each.number) for each in it.delays[0].arrived}) == 1, "under the same number"
+    assert len({(each.producer_id, each.number) for each in it.delays[0].arrived}) == 1, (
+        "under the same number"
+    )
 
 
 # --- closing -----------------------------------------------------------------------------------------------------------
@@ -355,7 +422,9 @@ async def test_closing_waits_until_long_retries_are_stored(it: DelayCluster, que
     assert [each.body for each in it.kept] == [b"0", b"1"]
 
 
-async def test_who_waits_for_messages_hears_at_once_that_the_consumer_is_closed(it: DelayCluster, queue: Queue) -> None:
+async def test_who_waits_for_messages_hears_at_once_that_the_consumer_is_closed(
+    it: DelayCluster, queue: Queue
+) -> None:
     held = Held(it.delays[0])
     consumer, found = await taken(it, queue, Columns([b"0"]))
     waiting = asyncio.create_task(consumer.pull(1))
@@ -379,7 +448,10 @@ async def test_the_client_closes_in_that_order_too(it: DelayCluster, queue: Queu
 
 async def test_scripts_retry_late_too(it: DelayCluster, queue: Queue) -> None:
     def work() -> None:
-        with blocking.connect(it.meta.address) as mq, mq.consumer("s", "ops", ack="explicit") as consumer:
+        with (
+            blocking.connect(it.meta.address) as mq,
+            mq.consumer("s", "ops", ack="explicit") as consumer,
+        ):
             consumer.nack(consumer.pull(10), LONG)
 
     working = asyncio.create_task(asyncio.to_thread(work))
@@ -394,11 +466,18 @@ async def test_scripts_retry_late_too(it: DelayCluster, queue: Queue) -> None:
 
 def directed(*failed: bytes) -> Columns:
     """Messages that failed so often before they were sent again."""
-    return Columns([b"x"] * len(failed), headers=[{"qmq-group": b"ops", "qmq-attempt": each} for each in failed])
+    return Columns(
+        [b"x"] * len(failed),
+        headers=[{"qmq-group": b"ops", "qmq-attempt": each} for each in failed],
+    )
 
 
-async def test_a_directed_message_counts_its_attempts_from_where_they_were(it: DelayCluster, queue: Queue) -> None:
-    _, found = await taken(it, queue, directed(b"1", b"3", b"3", b"?", b"4"), attempt=2, flags=BatchFlag.DIRECTED)
+async def test_a_directed_message_counts_its_attempts_from_where_they_were(
+    it: DelayCluster, queue: Queue
+) -> None:
+    _, found = await taken(
+        it, queue, directed(b"1", b"3", b"3", b"?", b"4"), attempt=2, flags=BatchFlag.DIRECTED
+    )
     assert [message.attempt for message in found] == [3, 5, 5, 2, 6]
     assert [message.sequence for message in found] == list(range(5))
     found.nack()
@@ -423,7 +502,9 @@ async def test_headers_alone_change_no_attempt(it: DelayCluster, queue: Queue) -
 
 async def test_a_receipt_of_messages_with_ids_of_their_own_names_those(it: DelayCluster) -> None:
     ids = [MessageId(9, 8, 7), MessageId(5, 4, 3)]
-    columns = Columns([b"x", b"y"], message_ids=[each.to_bytes() for each in ids], due_times_ms=[5, 6])
+    columns = Columns(
+        [b"x", b"y"], message_ids=[each.to_bytes() for each in ids], due_times_ms=[5, 6]
+    )
     found = list(await it.mq.delayed_producer("s").put(columns, create_time_ms=CREATED_MS))
     assert [each.id for each in found] == ids
     assert [DelayedId.parse(str(each.delayed_id)).message_id for each in found] == ids
@@ -444,8 +525,21 @@ def made(sizes: Sequence[int], created_ms: Sequence[int] | None = None) -> list[
     found: list[LongRetry] = []
     for number, size in enumerate(sizes):
         created = created_ms[number] if created_ms else 0
-        _, region = encode(b"s", Columns([bytes(size)]), producer_id=1, batch_sequence=number, create_time_ms=created)
-        part = BatchSlice(DecodedBatch(BatchView(Envelope(0, 0, 0, number, 1, 1, 1, 0), region)), 0, 1, 1, number, None)  # type: ignore[arg-type]
+        _, region = encode(
+            b"s",
+            Columns([bytes(size)]),
+            producer_id=1,
+            batch_sequence=number,
+            create_time_ms=created,
+        )
+        part = BatchSlice(
+            DecodedBatch(BatchView(Envelope(0, 0, 0, number, 1, 1, 1, 0), region)),
+            0,
+            1,
+            1,
+            number,
+            None,
+        )  # type: ignore[arg-type]
         message: Message = part.message(0)
         found.append(LongRetry(Nobody(), message, number))
     return found
@@ -462,7 +556,12 @@ def test_batches_keep_the_order_and_are_bounded() -> None:
 def test_create_times_of_a_batch_lie_near_each_other() -> None:
     created = [5, 5 + 2**32 - 1, 5, 4, 2**32 + 3, 2**32 + 4, 1]
     found = list(batches(made([1] * len(created), created)))
-    assert [[each.message.create_time_ms for each in batch] for batch in found] == [created[:3], created[3:5], created[5:6], created[6:]]
+    assert [[each.message.create_time_ms for each in batch] for batch in found] == [
+        created[:3],
+        created[3:5],
+        created[5:6],
+        created[6:],
+    ]
     for batch in found:
         columns, first = retry_columns(batch, "ops")
         _, region = encode(b"s", columns, producer_id=1, batch_sequence=0, create_time_ms=first)

@@ -40,7 +40,9 @@ def test_another_master_is_accepted_whenever_it_was_asked_for() -> None:
     book.doubt("g1", Master("a:1", 4))
     book.learn(under_way, "s", [SubjectRoute("g1", "b:1", 5, True)])
     assert book.master("g1") == Master("b:1", 5)
-    assert not book.doubt("g1", Master("a:1", 4)), "who complains of the old master does not spoil the new one"
+    assert not book.doubt("g1", Master("a:1", 4)), (
+        "who complains of the old master does not spoil the new one"
+    )
     assert book.master("g1") == Master("b:1", 5)
 
 
@@ -58,7 +60,9 @@ def test_a_group_without_a_master_is_placed_but_not_reachable() -> None:
 
 def test_a_few_subjects_cover_all_groups() -> None:
     book = RouteTable()
-    learned(book, SubjectRoute("g1", "a:1", 1, True), SubjectRoute("g2", "b:1", 1, True), subject="s")
+    learned(
+        book, SubjectRoute("g1", "a:1", 1, True), SubjectRoute("g2", "b:1", 1, True), subject="s"
+    )
     learned(book, SubjectRoute("g2", "b:1", 1, True), subject="t")
     learned(book, SubjectRoute("g3", "c:1", 1, True), subject="u")
     assert book.cover() == ["s", "u"]

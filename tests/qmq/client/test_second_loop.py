@@ -52,20 +52,40 @@ Call = Callable[[Used], object]
 
 async def use(client: qmq.Client) -> Used:
     with suppress(qmq.errors.SubjectExists):
-        await client.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=16))
+        await client.metadata.create_subject(
+            SubjectConfig("o", order=Order.STRICT, logical_partitions=16)
+        )
     for number in range(3):
         await client.send("s", b"%d" % number)
         await client.send("o", b"%d" % number, key="k")
     await client.send("s", b"later", delay=LATER)
-    producer, ordered, delayed = client.producer("s"), client.ordered_producer("o"), client.delayed_producer("s")
+    producer, ordered, delayed = (
+        client.producer("s"),
+        client.ordered_producer("o"),
+        client.delayed_producer("s"),
+    )
     await producer.send(b"4")
     await ordered.send(b"4", "k")
     group = f"g{next(NUMBERS)}"  # a consumer whose loop has ended keeps its messages until its lease ends
-    consumer, ordered_consumer = client.consumer("s", group, ack="explicit"), client.ordered_consumer("o", group, ack="explicit")
+    consumer, ordered_consumer = (
+        client.consumer("s", group, ack="explicit"),
+        client.ordered_consumer("o", group, ack="explicit"),
+    )
     message, ordered_message = await anext(aiter(consumer)), await anext(aiter(ordered_consumer))
     stuck = qmq.connect("127.0.0.1:1", state_dir=False).producer("s")
     ticket = stuck.send(b"")
-    return Used(client, producer, ordered, delayed, consumer, message, ordered_consumer, ordered_message, stuck, ticket)
+    return Used(
+        client,
+        producer,
+        ordered,
+        delayed,
+        consumer,
+        message,
+        ordered_consumer,
+        ordered_message,
+        stuck,
+        ticket,
+    )
 
 
 async def all_of(items: AsyncIterator[Any]) -> list[Any]:
@@ -178,7 +198,15 @@ def test_a_client_of_a_loop_that_runs_says_that_it_belongs_to_another(address: s
     async def all_calls() -> None:
         async with qmq.connect(address, state_dir=False) as client:
             used = await use(client)
-            for name in ("send", "Producer.send", "an undecided ticket", "consumer", "async for", "pull", "browse"):
+            for name in (
+                "send",
+                "Producer.send",
+                "an undecided ticket",
+                "consumer",
+                "async for",
+                "pull",
+                "browse",
+            ):
                 with pytest.raises(InvalidArgument, match="belongs to another event loop"):
                     await asyncio.to_thread(in_new_loop, REFUSED[name], used)
             used.stuck.abort()
@@ -186,7 +214,11 @@ def test_a_client_of_a_loop_that_runs_says_that_it_belongs_to_another(address: s
     asyncio.run(limited(all_calls()))
 
 
-@pytest.mark.parametrize("make", ["producer", "ordered_producer", "delayed_producer", "consumer", "ordered_consumer"])
+@pytest.mark.parametrize(
+    "make", ["producer", "ordered_producer", "delayed_producer", "consumer", "ordered_consumer"]
+)
 def test_outside_of_an_event_loop_a_client_says_that_it_needs_one(address: str, make: str) -> None:
     with pytest.raises(InvalidArgument, match="no event loop runs here"):
-        getattr(qmq.connect(address, state_dir=False), make)(*["s", "g"][: 2 if "consumer" in make else 1])
+        getattr(qmq.connect(address, state_dir=False), make)(
+            *["s", "g"][: 2 if "consumer" in make else 1]
+        )

@@ -75,7 +75,9 @@ class Relay(asyncio.BufferedProtocol):
     def leave(self) -> None:
         """The client takes the broker for dead; the bytes that it wrote are still in flight."""
         self.is_left = True
-        asyncio.get_running_loop().call_soon(self.inner.connection_lost, ConnectionResetError("of the test"))
+        asyncio.get_running_loop().call_soon(
+            self.inner.connection_lost, ConnectionResetError("of the test")
+        )
 
     def go_on(self) -> None:
         """Let what was written arrive."""
@@ -108,7 +110,9 @@ class Held(Network):
 async def ordered(tmp_path: Path) -> AsyncIterator[tuple[Client, Held]]:
     network = Held()
     async with running(node_config(tmp_path)) as node, Client(node.address, network=network) as mq:
-        await mq.metadata.create_subject(qmq.SubjectConfig("s", order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("s", order=qmq.Order.STRICT, logical_partitions=16), partitions=1
+        )
         yield mq, network
 
 
@@ -143,9 +147,13 @@ async def given_up(producer: Any, network: Held) -> list[Relay]:
 
 
 @pytest.mark.parametrize("unknown", ["fail", "resend"])
-async def test_a_batch_with_unknown_outcome_is_not_stored_behind_later_ones(unknown: str, tmp_path: Path) -> None:
+async def test_a_batch_with_unknown_outcome_is_not_stored_behind_later_ones(
+    unknown: str, tmp_path: Path
+) -> None:
     async with ordered(tmp_path) as (mq, network):
-        producer = mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=1.5, unknown=unknown)
+        producer = mq.ordered_producer(
+            "s", batch_messages=1, delivery_timeout_s=1.5, unknown=unknown
+        )
         held = await given_up(producer, network)
         assert [(await producer.send(body, "k")).base_sequence for body in (b"5", b"6")] == [2, 3]
         for each in held:
@@ -157,7 +165,9 @@ async def test_a_batch_with_unknown_outcome_is_not_stored_behind_later_ones(unkn
 
 async def test_a_batch_with_unknown_outcome_may_be_stored_before_later_ones(tmp_path: Path) -> None:
     async with ordered(tmp_path) as (mq, network):
-        producer = mq.ordered_producer("s", batch_messages=1, delivery_timeout_s=1.5, unknown="fail")
+        producer = mq.ordered_producer(
+            "s", batch_messages=1, delivery_timeout_s=1.5, unknown="fail"
+        )
         held = await given_up(producer, network)
         for each in held:
             each.go_on()

@@ -63,7 +63,9 @@ async def back(group: FakeGroup) -> None:
         await replica.start()
 
 
-async def taken(mq: qmq.Client, queue: FakeQueue, bodies: list[bytes], *attempts: int, **how: object) -> tuple[qmq.Consumer, qmq.Messages]:
+async def taken(
+    mq: qmq.Client, queue: FakeQueue, bodies: list[bytes], *attempts: int, **how: object
+) -> tuple[qmq.Consumer, qmq.Messages]:
     consumer = mq.consumer("s", "g", **{"ack": "explicit", "name": "worker", **how})  # type: ignore[arg-type]
     pulling = asyncio.create_task(consumer.pull(len(bodies)))
     await queue.deliver(bodies, *attempts)
@@ -75,7 +77,13 @@ async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> SpoolOwne
     async with qmq.Client(it.meta.address, timing=QUICK) as mq:
         consumer, found = await taken(mq, queue, [b"0", b"1", b"2", b"3"], **how)
         await away(queue.group)
-        await eventually(lambda: not any(each.session for each in consumer.attachments if each.group == queue.group.name))
+        await eventually(
+            lambda: (
+                not any(
+                    each.session for each in consumer.attachments if each.group == queue.group.name
+                )
+            )
+        )
         found[0].ack_later()
         found[1].nack(timedelta(minutes=1), "no runway")
     queue.frames.clear()
@@ -87,7 +95,9 @@ async def left_behind(it: Cluster, queue: FakeQueue, **how: object) -> SpoolOwne
 # --- in the same process -----------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_written_while_brokers_can_be_reached(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_nothing_is_written_while_brokers_can_be_reached(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1", b"2"])
     await found[0].ack_sync()
     found[1].nack(error="x")
@@ -96,7 +106,9 @@ async def test_nothing_is_written_while_brokers_can_be_reached(it: Cluster, queu
     assert not files(state)
 
 
-async def test_verdicts_given_without_a_broker_are_kept_until_delivered(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_verdicts_given_without_a_broker_are_kept_until_delivered(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1", b"2", b"3", b"4"])
     await away(it.groups[0])
     await eventually(lambda: consumer.attachments[0].session is None)
@@ -112,7 +124,10 @@ async def test_verdicts_given_without_a_broker_are_kept_until_delivered(it: Clus
         Settlement(2, 2, ACK, 0),
         Settlement(3, 3, ACK, 0),
     ]
-    assert origin == SpoolOwner("g0", wire.Attach("s", 0, "g", "worker", consumer.incarnation, 4, RESUME, 30_000, [], [], ""))
+    assert origin == SpoolOwner(
+        "g0",
+        wire.Attach("s", 0, "g", "worker", consumer.incarnation, 4, RESUME, 30_000, [], [], ""),
+    )
     queues[0].resume()
     await back(it.groups[0])
     await waiting
@@ -120,7 +135,9 @@ async def test_verdicts_given_without_a_broker_are_kept_until_delivered(it: Clus
     await eventually(lambda: not files(state))
 
 
-async def test_an_unanswered_verdict_is_kept_when_the_broker_stops(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_an_unanswered_verdict_is_kept_when_the_broker_stops(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     queues[0].is_silent = True
     consumer, found = await taken(it.mq, queues[0], [b"0", b"1"])
     found[0].nack(error="unheard")
@@ -160,7 +177,9 @@ async def test_what_became_void_is_kept_no_longer_before_anything_else_is_handed
     await consumer.close()
 
 
-async def test_the_other_broker_groups_are_consumed_meanwhile(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_the_other_broker_groups_are_consumed_meanwhile(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     consumer, found = await taken(it.mq, queues[0], [b"0"])
     await away(it.groups[0])
     await eventually(lambda: any(each.session is None for each in consumer.attachments))
@@ -174,7 +193,10 @@ async def test_the_other_broker_groups_are_consumed_meanwhile(it: Cluster, queue
 
 
 async def test_consumers_continue_on_a_full_disk(
-    it: Cluster, queues: list[FakeQueue], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    it: Cluster,
+    queues: list[FakeQueue],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -191,7 +213,9 @@ async def test_consumers_continue_on_a_full_disk(
     await eventually(lambda: queues[0].settled == [Settlement(0, 1, NACK, BY_GROUP_MS, "x")])
 
 
-async def test_without_a_folder_verdicts_wait_in_memory(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_without_a_folder_verdicts_wait_in_memory(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     async with qmq.Client(it.meta.address, timing=QUICK, state_dir=False) as mq:
         _, found = await taken(mq, queues[0], [b"0"])
         await away(it.groups[0])
@@ -214,19 +238,32 @@ async def test_closing_while_the_broker_is_away_leaves_everything_for_the_next_s
         await queues[0].deliver([b"0", b"1", b"2"])
         await following
         await away(it.groups[0])
-        await eventually(lambda: any(each.group == "g0" and each.session is None for each in consumer.attachments))
+        await eventually(
+            lambda: any(
+                each.group == "g0" and each.session is None for each in consumer.attachments
+            )
+        )
         await consumer.close(ValueError("broken"))
-    assert sorted(kept(state)) == [Settlement(0, 0, NACK, BY_GROUP_MS, "ValueError: broken"), Settlement(1, 2, RELEASE, 0)]
+    assert sorted(kept(state)) == [
+        Settlement(0, 0, NACK, BY_GROUP_MS, "ValueError: broken"),
+        Settlement(1, 2, RELEASE, 0),
+    ]
 
 
-async def test_the_next_client_hands_in_as_the_one_that_was(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_the_next_client_hands_in_as_the_one_that_was(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     before = await left_behind(it, queues[0])
     (queue, other) = queues
     consumer = it.mq.consumer("s", "g", name="another")
     following = asyncio.create_task(anext(consumer))
     await eventually(lambda: queue.detached == 1 and not files(state))
     resumed = next(each for each in queue.attaches if each.start == RESUME)
-    assert (resumed.consumer, resumed.incarnation, resumed.received) == ("worker", before.attach.incarnation, 3)
+    assert (resumed.consumer, resumed.incarnation, resumed.received) == (
+        "worker",
+        before.attach.incarnation,
+        3,
+    )
     done, failed = queue.settled
     assert done == Settlement(0, 0, ACK, 0)
     assert failed._replace(delay_ms=0) == Settlement(1, 1, NACK, 0, "no runway")
@@ -235,7 +272,9 @@ async def test_the_next_client_hands_in_as_the_one_that_was(it: Cluster, queues:
     assert (await following).body == b"x"
 
 
-async def test_interceptors_hear_of_messages_sent_on_behalf_of_others(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_interceptors_hear_of_messages_sent_on_behalf_of_others(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     await left_behind(it, queues[0])
     reports: list[qmq.SettleReport] = []
 
@@ -247,24 +286,34 @@ async def test_interceptors_hear_of_messages_sent_on_behalf_of_others(it: Cluste
         pulling = asyncio.create_task(mq.consumer("s", "g", name="another").pull(1))
         await eventually(lambda: not files(state))
         pulling.cancel()
-    assert [(each.subject, each.group, each.broker_group, dict(each.verdicts)) for each in reports] == [
-        ("s", "g", "g0", {"ack": 1, "nack": 1})
-    ]
+    assert [
+        (each.subject, each.group, each.broker_group, dict(each.verdicts)) for each in reports
+    ] == [("s", "g", "g0", {"ack": 1, "nack": 1})]
 
 
-async def test_who_comes_back_under_its_name_hands_in_before_it_attaches(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_who_comes_back_under_its_name_hands_in_before_it_attaches(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     await left_behind(it, queues[0])
     queue = queues[0]
     consumer = it.mq.consumer("s", "g", name="worker")
     pulling = asyncio.create_task(consumer.pull(1))
     await queue.pull()
-    assert queue.frames == [FrameKind.ATTACH, FrameKind.SETTLE, FrameKind.DETACH, FrameKind.ATTACH, FrameKind.PULL]
+    assert queue.frames == [
+        FrameKind.ATTACH,
+        FrameKind.SETTLE,
+        FrameKind.DETACH,
+        FrameKind.ATTACH,
+        FrameKind.PULL,
+    ]
     assert [each.start for each in queue.attaches[-2:]] == [RESUME, "earliest"]
     assert not files(state)
     pulling.cancel()
 
 
-async def test_it_waits_while_another_hands_that_in(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_it_waits_while_another_hands_that_in(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     await left_behind(it, queues[0])
     queue = queues[0]
     queue.is_silent = True
@@ -277,7 +326,12 @@ async def test_it_waits_while_another_hands_that_in(it: Cluster, queues: list[Fa
         queue.is_silent = False
         for peer in list(it.groups[0].replicas[0].peers):
             peer.cut()
-        await eventually(lambda: any(each.consumer == "worker" and each.start == "earliest" for each in queue.attaches[1:]))
+        await eventually(
+            lambda: any(
+                each.consumer == "worker" and each.start == "earliest"
+                for each in queue.attaches[1:]
+            )
+        )
         starts = [(each.consumer, each.start) for each in queue.attaches[1:]]
         assert starts.index(("worker", RESUME)) < starts.index(("worker", "earliest"))
         assert queue.detached == 1
@@ -285,7 +339,9 @@ async def test_it_waits_while_another_hands_that_in(it: Cluster, queues: list[Fa
             task.cancel()
 
 
-async def test_kept_verdicts_are_dropped_if_the_lease_was_lost(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_kept_verdicts_are_dropped_if_the_lease_was_lost(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     await left_behind(it, queues[0])
     queues[0].attached = wire.Attached(0, 30_000, 0, 0)
     consumer = it.mq.consumer("s", "g", name="another")
@@ -295,7 +351,9 @@ async def test_kept_verdicts_are_dropped_if_the_lease_was_lost(it: Cluster, queu
     pulling.cancel()
 
 
-async def test_verdicts_on_messages_unknown_to_the_new_master_are_dropped(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_verdicts_on_messages_unknown_to_the_new_master_are_dropped(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     await left_behind(it, queues[0])
     queues[0].attached = wire.Attached(1, 30_000, 1, 1)
     consumer = it.mq.consumer("s", "g", name="another")
@@ -306,7 +364,9 @@ async def test_verdicts_on_messages_unknown_to_the_new_master_are_dropped(it: Cl
 
 
 @pytest.mark.parametrize("where", [FrameKind.ATTACH, FrameKind.SETTLE, FrameKind.DETACH])
-async def test_a_request_lost_with_its_connection_is_sent_again(it: Cluster, queues: list[FakeQueue], state: Path, where: int) -> None:
+async def test_a_request_lost_with_its_connection_is_sent_again(
+    it: Cluster, queues: list[FakeQueue], state: Path, where: int
+) -> None:
     await left_behind(it, queues[0])
     (replica, _) = it.groups[0].replicas
     proper = replica.handle[where]
@@ -359,9 +419,15 @@ async def test_a_new_master_is_found(it: Cluster, queues: list[FakeQueue], state
     pulling.cancel()
 
 
-@pytest.mark.parametrize("failure", [InvalidArgument("no such start"), UnknownConsumer("the lease ended")])
+@pytest.mark.parametrize(
+    "failure", [InvalidArgument("no such start"), UnknownConsumer("the lease ended")]
+)
 async def test_what_a_broker_will_never_take_is_let_go_with_a_warning(
-    it: Cluster, queues: list[FakeQueue], state: Path, failure: qmq.QmqError, caplog: pytest.LogCaptureFixture
+    it: Cluster,
+    queues: list[FakeQueue],
+    state: Path,
+    failure: qmq.QmqError,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     await left_behind(it, queues[0])
     for replica in it.groups[0].replicas:
@@ -374,7 +440,9 @@ async def test_what_a_broker_will_never_take_is_let_go_with_a_warning(
     pulling.cancel()
 
 
-async def test_many_consumers_that_start_hand_it_in_once(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_many_consumers_that_start_hand_it_in_once(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     await left_behind(it, queues[0])
     consumers = [it.mq.consumer("s", "g", name=f"another{number}") for number in range(5)]
     pulling = [asyncio.create_task(each.pull(1)) for each in consumers]
@@ -384,7 +452,9 @@ async def test_many_consumers_that_start_hand_it_in_once(it: Cluster, queues: li
     await _cancelled(pulling)
 
 
-async def test_a_consumer_that_is_closed_meanwhile_leaves_the_file_to_the_next(it: Cluster, queues: list[FakeQueue], state: Path) -> None:
+async def test_a_consumer_that_is_closed_meanwhile_leaves_the_file_to_the_next(
+    it: Cluster, queues: list[FakeQueue], state: Path
+) -> None:
     await left_behind(it, queues[0])
     await away(it.groups[0])
     consumer = it.mq.consumer("s", "g", name="another")

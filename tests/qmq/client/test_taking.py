@@ -19,7 +19,9 @@ AT_ONCE = timedelta(0)
 async def mq() -> AsyncIterator[qmq.Client]:
     async with TestCluster(delay=False) as cluster:
         found = cluster.client()
-        await found.metadata.create_subject(qmq.SubjectConfig("s", order=qmq.Order.STRICT, logical_partitions=16))
+        await found.metadata.create_subject(
+            qmq.SubjectConfig("s", order=qmq.Order.STRICT, logical_partitions=16)
+        )
         yield found
 
 
@@ -57,7 +59,9 @@ async def test_a_rejected_message_is_a_parked_key_and_not_tried_again(mq: qmq.Cl
         assert await consumer.take(10, AT_ONCE) == []
 
 
-async def test_a_released_message_comes_again_with_the_same_attempt_before_later_ones(mq: qmq.Client) -> None:
+async def test_a_released_message_comes_again_with_the_same_attempt_before_later_ones(
+    mq: qmq.Client,
+) -> None:
     await mq.send_many("s", [b"a1", b"a2"], keys=["a", "a"])
     async with mq.ordered_consumer("s", "g", ack="explicit") as consumer:
         (message,) = await consumer.take(10)
@@ -74,9 +78,14 @@ async def test_a_released_message_comes_again_with_the_same_attempt_before_later
 
 
 @pytest.mark.sampled
-async def test_who_rests_leaves_unseen_messages_to_others_and_keeps_what_it_has(mq: qmq.Client) -> None:
+async def test_who_rests_leaves_unseen_messages_to_others_and_keeps_what_it_has(
+    mq: qmq.Client,
+) -> None:
     await mq.send_many("u", [b"%d" % number for number in range(100)])
-    async with mq.consumer("u", "g", ack="explicit") as resting, mq.consumer("u", "g", ack="explicit") as other:
+    async with (
+        mq.consumer("u", "g", ack="explicit") as resting,
+        mq.consumer("u", "g", ack="explicit") as other,
+    ):
         mine = await resting.pull(1)
         resting.rest()
         seen: list[bytes] = []
@@ -89,10 +98,14 @@ async def test_who_rests_leaves_unseen_messages_to_others_and_keeps_what_it_has(
         await mine.ack_sync()
         resting.resume()
         await mq.send("u", b"more")
-        assert (await resting.pull(1)).bodies == [b"more"] or (await other.pull(1, AT_ONCE)).bodies == [b"more"]
+        assert (await resting.pull(1)).bodies == [b"more"] or (
+            await other.pull(1, AT_ONCE)
+        ).bodies == [b"more"]
 
 
-async def test_a_group_that_begins_at_latest_gets_what_is_sent_after_it_joined(mq: qmq.Client) -> None:
+async def test_a_group_that_begins_at_latest_gets_what_is_sent_after_it_joined(
+    mq: qmq.Client,
+) -> None:
     await mq.send("s", b"before", key="k")
     async with mq.ordered_consumer("s", "g", ack="explicit", start="latest") as consumer:
         await consumer.join()
@@ -104,7 +117,9 @@ async def test_a_group_that_begins_at_latest_gets_what_is_sent_after_it_joined(m
 
 
 @pytest.mark.parametrize("subject", ["plain", "s"], ids=["unordered", "ordered"])
-async def test_a_reading_hands_out_messages_of_either_kind_and_gives_them_back(mq: qmq.Client, subject: str) -> None:
+async def test_a_reading_hands_out_messages_of_either_kind_and_gives_them_back(
+    mq: qmq.Client, subject: str
+) -> None:
     await mq.send_many(subject, [b"1", b"2"], keys=["a", "b"])
     reading = await reading_of(mq, subject, "g")
     taken = list(await reading.receive(10, 20))

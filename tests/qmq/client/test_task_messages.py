@@ -29,7 +29,9 @@ class Unavailable(Exception):
 async def cluster() -> AsyncIterator[TestCluster]:
     async with TestCluster(delay=False) as made:
         mq = made.client()
-        await mq.metadata.create_subject(qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=8), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("ordered", order=qmq.Order.STRICT, logical_partitions=8), partitions=1
+        )
         await mq.metadata.create_subject(qmq.SubjectConfig("plain"))
         yield made
 
@@ -39,7 +41,9 @@ def plain(mq: qmq.Client, **options: Any) -> Any:
 
 
 def ordered(mq: qmq.Client, **options: Any) -> Any:
-    return mq.ordered_consumer("ordered", "g", retry_delays_s=(0.01,), on_failure="park", attempts_max=3, **options)
+    return mq.ordered_consumer(
+        "ordered", "g", retry_delays_s=(0.01,), on_failure="park", attempts_max=3, **options
+    )
 
 
 async def send(mq: qmq.Client, count: int) -> None:
@@ -57,7 +61,11 @@ WAYS: list[Any] = [
     pytest.param(plain, aiter, id="plain"),
     pytest.param(ordered, aiter, id="ordered"),
     pytest.param(plain, lambda consumer: consumer.batches(1), id="plain batches"),
-    pytest.param(lambda mq: mq.ordered_consumer("ordered", "g"), lambda consumer: consumer.batches(1), id="ordered batches"),
+    pytest.param(
+        lambda mq: mq.ordered_consumer("ordered", "g"),
+        lambda consumer: consumer.batches(1),
+        id="ordered batches",
+    ),
 ]
 
 
@@ -69,7 +77,11 @@ async def test_no_task_acknowledges_another_ones_message(
     """One task holds a message while the other reads on, over the same iterator. The consumer closes: the held message comes again."""
     mq = cluster.client(interceptors=interceptors)
     await mq.send_many("plain", [b"%d" % number for number in range(6)])
-    await mq.send_many("ordered", [b"%d" % number for number in range(6)], keys=[f"key {number % 2}" for number in range(6)])
+    await mq.send_many(
+        "ordered",
+        [b"%d" % number for number in range(6)],
+        keys=[f"key {number % 2}" for number in range(6)],
+    )
     consumer = make(mq)
     messages = iterate(consumer)
     first = await anext(messages)
@@ -98,7 +110,9 @@ async def bodies_until(consumer: Any, iterate: Made, wanted: set[bytes]) -> list
 
 
 @pytest.mark.parametrize("make", [plain, ordered])
-async def test_the_message_of_a_task_that_fails_comes_again_at_once(cluster: TestCluster, make: Made) -> None:
+async def test_the_message_of_a_task_that_fails_comes_again_at_once(
+    cluster: TestCluster, make: Made
+) -> None:
     mq = cluster.client()
     await send(mq, 1)
     consumer = make(mq, lease_ms=LONG_LEASE_MS)
@@ -114,7 +128,9 @@ async def test_the_message_of_a_task_that_fails_comes_again_at_once(cluster: Tes
 
 
 @pytest.mark.parametrize("make", [plain, ordered])
-async def test_the_message_of_a_cancelled_task_comes_again_without_an_attempt(cluster: TestCluster, make: Made) -> None:
+async def test_the_message_of_a_cancelled_task_comes_again_without_an_attempt(
+    cluster: TestCluster, make: Made
+) -> None:
     mq = cluster.client()
     await send(mq, 1)
     consumer = make(mq, lease_ms=LONG_LEASE_MS)
@@ -177,11 +193,15 @@ async def test_a_thread_acknowledges_only_its_own_messages(cluster: TestCluster)
 
     held, seen = await asyncio.to_thread(run)
     assert len({held, *seen}) == 4
-    again = await bodies_until(plain(mq), aiter, {held, seen[-1]})  # the thread that ended did not ask for another message
+    again = await bodies_until(
+        plain(mq), aiter, {held, seen[-1]}
+    )  # the thread that ended did not ask for another message
     assert not {*seen[:2]} & {*again}
 
 
-async def test_the_message_of_a_thread_that_ended_comes_again_after_a_lease(cluster: TestCluster) -> None:
+async def test_the_message_of_a_thread_that_ended_comes_again_after_a_lease(
+    cluster: TestCluster,
+) -> None:
     mq = cluster.client()
     await send(mq, 1)
 
@@ -200,7 +220,9 @@ async def test_the_message_of_a_thread_that_ended_comes_again_after_a_lease(clus
 
 
 @pytest.mark.parametrize("make", [plain, ordered])
-async def test_a_close_that_is_cancelled_gives_everything_back(cluster: TestCluster, make: Made) -> None:
+async def test_a_close_that_is_cancelled_gives_everything_back(
+    cluster: TestCluster, make: Made
+) -> None:
     """The lease is long, so only a consumer that has left gives its messages to the next one."""
     mq = cluster.client()
     await send(mq, 20)
@@ -230,7 +252,9 @@ async def test_a_cancelled_close_does_not_wait_for_a_retry_that_no_delay_group_t
         with pytest.raises(asyncio.CancelledError):
             await closing
         await asyncio.wait_for(consumer.close(), 30)
-        assert message.body not in await bodies_until(plain(mq), aiter, {b"%d" % number for number in range(20)} - {message.body})
+        assert message.body not in await bodies_until(
+            plain(mq), aiter, {b"%d" % number for number in range(20)} - {message.body}
+        )
 
 
 async def run(consumer: Any, seen: Callable[[], object]) -> None:
@@ -265,10 +289,19 @@ async def take(consumer: Any, seen: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize(
     ("make", "read"),
-    [(plain, iterate), (plain, iterate_batches), (plain, pull), (ordered, iterate), (ordered, run), (ordered, take)]
+    [
+        (plain, iterate),
+        (plain, iterate_batches),
+        (plain, pull),
+        (ordered, iterate),
+        (ordered, run),
+        (ordered, take),
+    ]
     + [(lambda mq: mq.ordered_consumer("ordered", "g"), read) for read in (iterate_batches, pull)],
 )
-async def test_an_application_that_never_waits_lets_other_tasks_run(cluster: TestCluster, make: Made, read: Made) -> None:
+async def test_an_application_that_never_waits_lets_other_tasks_run(
+    cluster: TestCluster, make: Made, read: Made
+) -> None:
     """All messages arrive in one batch. Each takes the event loop's thread for 10 ms, as a computation does."""
     mq = cluster.client()
     await mq.send_many("plain", [b""] * 60)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from qmq.client import tracing
 from qmq.client.interceptors import Chain, Outgoing
-from qmq.client.tracing import SpanContext, TraceContext, format_parent, format_state, parse, parse_parent, parse_state
+from qmq.client.tracing import (
+    SpanContext,
+    TraceContext,
+    format_parent,
+    format_state,
+    parse,
+    parse_parent,
+    parse_state,
+)
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
@@ -64,7 +72,11 @@ def test_a_traceparent_that_breaks_the_grammar_counts_as_none(text: str) -> None
 
 
 def test_a_later_version_is_read_by_its_first_fields_and_passed_on_as_version_0() -> None:
-    for later in (f"01-{TRACE}-{SPAN}-01", f"cc-{TRACE}-{SPAN}-01-what-the-future-brings", f"fe-{TRACE}-{SPAN}-01-"):
+    for later in (
+        f"01-{TRACE}-{SPAN}-01",
+        f"cc-{TRACE}-{SPAN}-01-what-the-future-brings",
+        f"fe-{TRACE}-{SPAN}-01-",
+    ):
         found = parse_parent(later)
         assert found is not None
         assert format_parent(found) == PARENT
@@ -96,7 +108,10 @@ def test_whatever_stands_there_reading_it_gives_an_answer(value: str | bytes) ->
     [
         ("", ()),
         ("rojo=1", (("rojo", "1"),)),
-        ("rojo=00f067aa0ba902b7,congo=t61rcWkgMzE", (("rojo", "00f067aa0ba902b7"), ("congo", "t61rcWkgMzE"))),
+        (
+            "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE",
+            (("rojo", "00f067aa0ba902b7"), ("congo", "t61rcWkgMzE")),
+        ),
         ("a=1 , \t b=2,,", (("a", "1"), ("b", "2"))),
         ("tenant@system=x y", (("tenant@system", "x y"),)),
         ("0a_-*/=" + "v" * 256, (("0a_-*/", "v" * 256),)),
@@ -116,12 +131,16 @@ def test_whatever_stands_there_reading_it_gives_an_answer(value: str | bytes) ->
         (",".join(f"a{number}=1" for number in range(33)), ()),
     ],
 )
-def test_a_tracestate_is_read_whole_or_not_at_all(text: str, members: tuple[tuple[str, str], ...]) -> None:
+def test_a_tracestate_is_read_whole_or_not_at_all(
+    text: str, members: tuple[tuple[str, str], ...]
+) -> None:
     assert parse_state(text) == members
 
 
 def test_a_tracestate_that_breaks_the_grammar_is_left_out_alone() -> None:
-    assert parse({"traceparent": PARENT.encode(), "tracestate": b"A=1"}) == SpanContext(TRACE, SPAN, 1)
+    assert parse({"traceparent": PARENT.encode(), "tracestate": b"A=1"}) == SpanContext(
+        TRACE, SPAN, 1
+    )
     assert parse({"traceparent": b"nonsense", "tracestate": b"a=1"}) is None
     assert parse({"tracestate": b"a=1"}) is None
 
@@ -151,8 +170,12 @@ def test_outside_of_a_trace_nothing_is_added_unless_one_is_to_begin() -> None:
     told = outgoing({})
     Chain([TraceContext()]).sending(told)
     assert told.headers == [{}]
-    Chain([TraceContext(begins=True, random_bytes=lambda size: bytes(range(1, size + 1)))]).sending(told)
-    assert told.headers == [{"traceparent": b"00-0102030405060708090a0b0c0d0e0f10-0102030405060708-02"}]
+    Chain([TraceContext(begins=True, random_bytes=lambda size: bytes(range(1, size + 1)))]).sending(
+        told
+    )
+    assert told.headers == [
+        {"traceparent": b"00-0102030405060708090a0b0c0d0e0f10-0102030405060708-02"}
+    ]
 
 
 def test_no_trace_is_begun_with_an_id_that_means_none() -> None:
@@ -168,7 +191,10 @@ def test_a_message_keeps_the_trace_that_the_application_gave_it() -> None:
     told = outgoing({"traceparent": b"mine"}, {})
     with tracing.use(SpanContext(TRACE, SPAN, 1, (("a", "1"),))):
         Chain([TraceContext()]).sending(told)
-    assert told.headers == [{"traceparent": b"mine"}, {"traceparent": PARENT.encode(), "tracestate": b"a=1"}]
+    assert told.headers == [
+        {"traceparent": b"mine"},
+        {"traceparent": PARENT.encode(), "tracestate": b"a=1"},
+    ]
 
 
 def test_traces_that_lie_in_each_other_come_back_in_turn() -> None:

@@ -38,14 +38,22 @@ async def misnamed(tmp_path: Path) -> AsyncIterator[str]:
         address = f"127.0.0.1:{node.meta_port}"
         async with qmq.connect(address) as mq:
             await mq.metadata.create_subject(qmq.SubjectConfig("s"))
-            await mq.metadata.create_subject(qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=64), partitions=1)
+            await mq.metadata.create_subject(
+                qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=64),
+                partitions=1,
+            )
         yield address
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_call_names_the_broker_that_cannot_be_resolved_and_close_ends(tmp_path: Path, call: str) -> None:
+async def test_a_call_names_the_broker_that_cannot_be_resolved_and_close_ends(
+    tmp_path: Path, call: str
+) -> None:
     async with misnamed(tmp_path) as address, qmq.Client(address, timing=SHORT) as mq:
-        with pytest.raises(UnknownHost, match=f"{NOWHERE}:[0-9]+ cannot be resolved .*, where broker group .* says it is: .*QMQ_ADVERTISE"):
+        with pytest.raises(
+            UnknownHost,
+            match=f"{NOWHERE}:[0-9]+ cannot be resolved .*, where broker group .* says it is: .*QMQ_ADVERTISE",
+        ):
             await CALLS[call](mq)
 
 
@@ -83,15 +91,21 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_names_the_metaserver_that_cannot_be_resolved(words: str) -> None:
-    found = cli_process.run(tuple(words.split()), {**os.environ, "QMQ_SERVER": f"{NOWHERE}:20880"}, b"x\n")
+    found = cli_process.run(
+        tuple(words.split()), {**os.environ, "QMQ_SERVER": f"{NOWHERE}:20880"}, b"x\n"
+    )
     assert found.returncode != 0
     assert re.search(f"{NOWHERE}:[0-9]+ cannot be resolved", (found.stdout + found.stderr).decode())
 
 
 @pytest.mark.parametrize("words", ["produce s", "consume s -g g -n 1 --timeout 30", "group list"])
-async def test_a_command_names_the_broker_that_cannot_be_resolved(tmp_path: Path, words: str) -> None:
+async def test_a_command_names_the_broker_that_cannot_be_resolved(
+    tmp_path: Path, words: str
+) -> None:
     async with misnamed(tmp_path) as address:
-        found = await asyncio.to_thread(cli_process.run, tuple(words.split()), {**os.environ, "QMQ_SERVER": address}, b"x\n")
+        found = await asyncio.to_thread(
+            cli_process.run, tuple(words.split()), {**os.environ, "QMQ_SERVER": address}, b"x\n"
+        )
     assert found.returncode != 0
     assert re.search(f"{NOWHERE}:[0-9]+ cannot be resolved", (found.stdout + found.stderr).decode())
 
@@ -106,9 +120,13 @@ class Clock:
         return self.now_s
 
 
-async def test_a_client_that_reached_a_broker_waits_on_and_logs_the_name_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_reached_a_broker_waits_on_and_logs_the_name_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(node_config(tmp_path)) as node:
-        locator: Any = KnownMasters({"good": Master(node.data_address, 1), "lost": Master(f"{NOWHERE}:1", 1)})
+        locator: Any = KnownMasters(
+            {"good": Master(node.data_address, 1), "lost": Master(f"{NOWHERE}:1", 1)}
+        )
         clock = Clock()
         links = ConnectionPool(locator, "c", now_s=clock)
 
@@ -125,7 +143,16 @@ async def test_a_client_that_reached_a_broker_waits_on_and_logs_the_name_once(tm
             assert [type(await failure()) for _ in range(3)] == [NameUnresolved] * 3
         finally:
             await links.close()
-    assert len([each for each in caplog.records if each.levelname == "WARNING" and NOWHERE in each.getMessage()]) == 1
+    assert (
+        len(
+            [
+                each
+                for each in caplog.records
+                if each.levelname == "WARNING" and NOWHERE in each.getMessage()
+            ]
+        )
+        == 1
+    )
 
 
 SILENT_DNS = """
@@ -141,5 +168,7 @@ except socket.gaierror as failure:
 
 
 def test_a_process_that_ends_does_not_wait_for_a_silent_dns() -> None:
-    found = subprocess.run([sys.executable, "-c", SILENT_DNS], capture_output=True, text=True, timeout=120, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", SILENT_DNS], capture_output=True, text=True, timeout=120, check=True
+    )
     assert found.stdout == "DNS does not answer\n"

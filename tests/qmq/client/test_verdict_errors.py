@@ -18,7 +18,14 @@ from qmq.client.consuming.settlements import AckBatch, in_frames
 from qmq.errors import InvalidArgument
 from qmq.limits import REQUEUE_MS_MAX
 from qmq.wire.frame import FrameKind
-from qmq.wire.settle_payloads import BY_GROUP_MS, ERROR_CHARS_MAX, Settlement, Verdict, pack_settle, unpack_settle
+from qmq.wire.settle_payloads import (
+    BY_GROUP_MS,
+    ERROR_CHARS_MAX,
+    Settlement,
+    Verdict,
+    pack_settle,
+    unpack_settle,
+)
 
 NACK, DEAD, ACK = Verdict.NACK, Verdict.DEAD, Verdict.ACK
 LONG = timedelta(days=3)
@@ -35,7 +42,9 @@ def queue(it: DelayCluster) -> FakeQueue:
     return FakeQueue(it.groups[0], attempts_max=3)
 
 
-async def taken(it: DelayCluster, queue: FakeQueue, bodies: list[bytes], *attempts: int) -> qmq.Messages:
+async def taken(
+    it: DelayCluster, queue: FakeQueue, bodies: list[bytes], *attempts: int
+) -> qmq.Messages:
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(100))
     await queue.deliver(bodies, *attempts)
@@ -45,7 +54,9 @@ async def taken(it: DelayCluster, queue: FakeQueue, bodies: list[bytes], *attemp
 # --- errors ------------------------------------------------------------------------------------------------------------
 
 
-async def test_failed_and_rejected_messages_carry_their_reason(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_failed_and_rejected_messages_carry_their_reason(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     found = await taken(it, queue, [b"0", b"1", b"2", b"3"])
     found[0].nack(error="no seat")
     found[1].nack(timedelta(seconds=2), ValueError("no such flight"))
@@ -60,14 +71,19 @@ async def test_failed_and_rejected_messages_carry_their_reason(it: DelayCluster,
     ]
 
 
-async def test_messages_that_fail_together_share_one_reason(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_messages_that_fail_together_share_one_reason(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(2))
     await queue.deliver([b"0", b"1", b"2", b"3"], 1, 2, 1, 2)
     (await pulling).nack(error="down")
     (await consumer.pull(2)).reject(OSError("gone"))
     await eventually(lambda: len(queue.settled) == 2)
-    assert queue.settled == [Settlement(0, 1, NACK, BY_GROUP_MS, "down"), Settlement(2, 3, DEAD, 0, "OSError: gone")]
+    assert queue.settled == [
+        Settlement(0, 1, NACK, BY_GROUP_MS, "down"),
+        Settlement(2, 3, DEAD, 0, "OSError: gone"),
+    ]
 
 
 @pytest.mark.parametrize("error", ["x" * 5000, "\udcff" * 1001, "\N{SNOWMAN}" * 1000])
@@ -80,7 +96,9 @@ async def test_any_text_can_be_sent(it: DelayCluster, queue: FakeQueue, error: s
     assert settled.error[0] == {"x": "x", "\udcff": "?"}.get(error[0], "\N{SNOWMAN}")
 
 
-async def test_an_invalid_error_text_is_refused_and_the_message_stays(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_an_invalid_error_text_is_refused_and_the_message_stays(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     found = await taken(it, queue, [b"0"])
     with pytest.raises(InvalidArgument, match="str or an exception"):
         found.nack(error=5)  # type: ignore[arg-type]
@@ -90,7 +108,9 @@ async def test_an_invalid_error_text_is_refused_and_the_message_stays(it: DelayC
     assert queue.settled == [Settlement(0, 0, ACK, 0)]
 
 
-async def test_an_exception_that_ends_the_loop_is_why_its_message_failed(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_an_exception_that_ends_the_loop_is_why_its_message_failed(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     async def work() -> None:
         async with it.mq.consumer("s", "g") as consumer:
             async for message in consumer:
@@ -108,7 +128,9 @@ async def test_an_exception_that_ends_the_loop_is_why_its_message_failed(it: Del
     ]
 
 
-async def test_a_loop_that_is_left_or_cancelled_hands_its_message_back_at_once(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_a_loop_that_is_left_or_cancelled_hands_its_message_back_at_once(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     async with it.mq.consumer("s", "g") as consumer:
         following = asyncio.create_task(anext(consumer))
         await queue.deliver([b"0"])
@@ -149,11 +171,17 @@ def test_verdicts_are_joined_only_if_they_say_the_same() -> None:
     collected = AckBatch()
     for pull, error in enumerate(("a", "a", "b", "", "")):
         collected.add(pull, pull, NACK, 5, error)
-    assert collected.take() == [Settlement(0, 1, NACK, 5, "a"), Settlement(2, 2, NACK, 5, "b"), Settlement(3, 4, NACK, 5)]
+    assert collected.take() == [
+        Settlement(0, 1, NACK, 5, "a"),
+        Settlement(2, 2, NACK, 5, "b"),
+        Settlement(3, 4, NACK, 5),
+    ]
 
 
 def test_many_long_errors_leave_in_frames_of_bounded_size() -> None:
-    settlements = [Settlement(pull, pull, NACK, 0, "\N{SNOWMAN}" * (pull % 1001)) for pull in range(50_000)]
+    settlements = [
+        Settlement(pull, pull, NACK, 0, "\N{SNOWMAN}" * (pull % 1001)) for pull in range(50_000)
+    ]
     parts = list(in_frames(settlements))
     assert [each for part in parts for each in part] == settlements
     assert max(len(pack_settle(1, part)) for part in parts) < 2 << 20
@@ -164,7 +192,9 @@ def test_many_long_errors_leave_in_frames_of_bounded_size() -> None:
 # --- the last attempt --------------------------------------------------------------------------------------------------
 
 
-async def test_what_failed_for_the_last_time_is_not_delayed_for_days(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_what_failed_for_the_last_time_is_not_delayed_for_days(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     found = await taken(it, queue, [b"0", b"1", b"2"], 2, 3, 4)
     found.nack(LONG, "no")
     await eventually(lambda: len(queue.settled) == 2)
@@ -182,19 +212,26 @@ async def test_without_a_limit_everything_may_be_delayed_for_days(it: DelayClust
     assert queue.settled == [Settlement(0, 0, ACK, 0)]
 
 
-async def test_what_no_delay_group_takes_goes_back_with_its_reason(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_what_no_delay_group_takes_goes_back_with_its_reason(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     it.delays[0].refuse(InvalidArgument("not here"))
     found = await taken(it, queue, [b"0", b"1"])
     found[0].nack(LONG, "first")
     found[1].nack(LONG, "second")
     await eventually(lambda: len(queue.settled) == 2)
-    assert queue.settled == [Settlement(0, 0, NACK, REQUEUE_MS_MAX, "first"), Settlement(1, 1, NACK, REQUEUE_MS_MAX, "second")]
+    assert queue.settled == [
+        Settlement(0, 0, NACK, REQUEUE_MS_MAX, "first"),
+        Settlement(1, 1, NACK, REQUEUE_MS_MAX, "second"),
+    ]
 
 
 # --- work that begins --------------------------------------------------------------------------------------------------
 
 
-async def test_the_broker_learns_which_failed_messages_are_worked_on_and_no_others(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_the_broker_learns_which_failed_messages_are_worked_on_and_no_others(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(2))
     await queue.deliver([b"0", b"1", b"2", b"3"], 1, 2, 3, 2)
@@ -206,13 +243,21 @@ async def test_the_broker_learns_which_failed_messages_are_worked_on_and_no_othe
     assert queue.begun[1] == (1, 2, 2)
 
 
-async def test_the_broker_hears_begun_before_the_verdict(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_the_broker_hears_begun_before_the_verdict(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     found = await taken(it, queue, [b"0"], 2)
     await found.ack_sync()
-    assert [kind for kind in queue.frames if kind != FrameKind.PULL] == [FrameKind.ATTACH, FrameKind.BEGUN, FrameKind.SETTLE]
+    assert [kind for kind in queue.frames if kind != FrameKind.PULL] == [
+        FrameKind.ATTACH,
+        FrameKind.BEGUN,
+        FrameKind.SETTLE,
+    ]
 
 
-async def test_begun_is_on_its_way_before_the_application_runs_on(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_begun_is_on_its_way_before_the_application_runs_on(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     consumer = it.mq.consumer("s", "g", ack="explicit")
     heard: list[int] = []
 
@@ -229,7 +274,9 @@ async def test_begun_is_on_its_way_before_the_application_runs_on(it: DelayClust
     await queue.deliver([b"0"], 2)
     await working
     await eventually(lambda: bool(queue.begun))
-    assert heard == [0], "written, and not kept for the end of the loop's round: the handler may end the process"
+    assert heard == [0], (
+        "written, and not kept for the end of the loop's round: the handler may end the process"
+    )
 
 
 async def test_at_most_once_nothing_is_begun(it: DelayCluster, queue: FakeQueue) -> None:
@@ -240,7 +287,9 @@ async def test_at_most_once_nothing_is_begun(it: DelayCluster, queue: FakeQueue)
     assert FrameKind.BEGUN not in queue.frames
 
 
-async def test_without_a_session_the_application_gets_its_messages_all_the_same(it: DelayCluster, queue: FakeQueue) -> None:
+async def test_without_a_session_the_application_gets_its_messages_all_the_same(
+    it: DelayCluster, queue: FakeQueue
+) -> None:
     consumer = it.mq.consumer("s", "g", ack="explicit")
     pulling = asyncio.create_task(consumer.pull(1))
     await queue.deliver([b"0", b"1"], 2, 2)

@@ -21,7 +21,12 @@ TWO = {"g1": ("g1-a",), "g2": ("g2-a",)}
 async def worker(address: str, count: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """The client's process; killed at the end."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(WORKER), address, str(count), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        str(WORKER),
+        address,
+        str(count),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         yield process
@@ -41,7 +46,9 @@ async def told(process: asyncio.subprocess.Process, command: str = "") -> str:
         return (await process.stdout.readline()).decode().strip()
 
 
-async def test_verdicts_given_without_a_broker_survive_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_verdicts_given_without_a_broker_survive_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path / "state"))
     async with cluster(tmp_path / "data", TWO) as servers, qmq.connect(servers.servers) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig("s"))
@@ -55,7 +62,9 @@ async def test_verdicts_given_without_a_broker_survive_the_client(tmp_path: Path
             assert await told(process, "fail g1") == "failed"
             for body in (b"meanwhile", b"still"):
                 assert (await mq.send("s", body)).broker_group == "g2"
-                assert await told(process, "take") == body.decode(), "the other broker group is consumed meanwhile"
+                assert await told(process, "take") == body.decode(), (
+                    "the other broker group is consumed meanwhile"
+                )
         await servers.start("g1-a")
 
         mine = sorted(homes["g1"], key=int)
@@ -67,7 +76,9 @@ async def test_verdicts_given_without_a_broker_survive_the_client(tmp_path: Path
                     seen[message.body] = message.attempt
                 if set(seen) >= {*failed, *begun}:
                     break
-        assert seen == dict.fromkeys([*failed, *begun], 2), "one attempt older; and what was done is not handed out again"
+        assert seen == dict.fromkeys([*failed, *begun], 2), (
+            "one attempt older; and what was done is not handed out again"
+        )
         letters = await mq.dead_letters("ops").show()
         assert {each.body: (each.error, each.attempts, each.broker_group) for each in letters} == {
             body: (f"ValueError: no flight {body.decode()}", 1, "g1") for body in rejected

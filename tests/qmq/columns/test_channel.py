@@ -14,7 +14,14 @@ from support import node_config, running
 
 from qmq.columns.servers import connection
 from qmq.columns.servers.connection import BlockingConnection, Head
-from qmq.errors import DeadlineExceeded, NotConnected, NotMaster, Outcome, ProtocolViolation, UnknownSubject
+from qmq.errors import (
+    DeadlineExceeded,
+    NotConnected,
+    NotMaster,
+    Outcome,
+    ProtocolViolation,
+    UnknownSubject,
+)
 from qmq.wire import frame as frames
 from qmq.wire import frame_payloads as wire
 from qmq.wire.batch import encode
@@ -47,7 +54,9 @@ class Peer:
 
     def welcome(self) -> None:
         _, number, _ = self.receive()
-        self.send(frames.frame(FrameKind.WELCOME, number, wire.Welcome(1, "b", 1, 1 << 24, 777).pack()))
+        self.send(
+            frames.frame(FrameKind.WELCOME, number, wire.Welcome(1, "b", 1, 1 << 24, 777).pack())
+        )
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -80,12 +89,21 @@ def test_answers_come_with_the_ids_of_their_requests_in_the_brokers_order() -> N
         it.welcome()
         asked = [it.receive() for _ in range(3)]
         assert [each[2] for each in asked] == [b"abc", b"", b"de"]
-        it.send(b"".join(frames.frame(FrameKind.OK, number, payload) for _, number, payload in reversed(asked)))
+        it.send(
+            b"".join(
+                frames.frame(FrameKind.OK, number, payload)
+                for _, number, payload in reversed(asked)
+            )
+        )
         until_closed(it)
 
     with peer(script) as address, BlockingConnection.connect(address) as channel:
         assert channel.inflight_bytes_max == 777
-        payloads: list[tuple[bytes | memoryview, ...]] = [(b"a", b"", memoryview(b"bc")), (), (b"de",)]
+        payloads: list[tuple[bytes | memoryview, ...]] = [
+            (b"a", b"", memoryview(b"bc")),
+            (),
+            (b"de",),
+        ]
         sent = [channel.send(FrameKind.FETCH, *each) for each in payloads]
         found = [channel.receive() for _ in sent]
         assert [each.request_id for each in found] == sent[::-1]
@@ -189,7 +207,11 @@ def test_an_invalid_answer_is_refused() -> None:
         it.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         until_closed(it)
 
-    with peer(script) as address, BlockingConnection.connect(address) as channel, pytest.raises(ProtocolViolation, match="data port"):
+    with (
+        peer(script) as address,
+        BlockingConnection.connect(address) as channel,
+        pytest.raises(ProtocolViolation, match="data port"),
+    ):
         channel.call(FrameKind.FETCH)
 
 
@@ -228,7 +250,12 @@ async def test_a_real_broker_answers(tmp_path: Path) -> None:
             with BlockingConnection.connect(node.data_address) as channel:
                 assert channel.inflight_bytes_max > 0
                 with pytest.raises(UnknownSubject):
-                    channel.call(FrameKind.PRODUCE, *encode(b"s", Columns([b"x"]), producer_id=1, batch_sequence=0, create_time_ms=0))
+                    channel.call(
+                        FrameKind.PRODUCE,
+                        *encode(
+                            b"s", Columns([b"x"]), producer_id=1, batch_sequence=0, create_time_ms=0
+                        ),
+                    )
                 with pytest.raises(UnknownSubject):
                     channel.call(FrameKind.FIND, wire.Find("s", 0, f"{7:016x}", 1, 1).pack())
 

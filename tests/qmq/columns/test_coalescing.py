@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from row_twin import QUEUE, rows_of, stored, whole
 
 from qmq import limits
-from qmq.columns.joined_batches import BYTES_MAX, BYTES_WANTED, ROWS_FEW, ROWS_MAX, ROWS_WANTED, chunks, shaped, spans
+from qmq.columns.joined_batches import (
+    BYTES_MAX,
+    BYTES_WANTED,
+    ROWS_FEW,
+    ROWS_MAX,
+    ROWS_WANTED,
+    chunks,
+    shaped,
+    spans,
+)
 from qmq.columns.model import QueuePiece, ReadSelection
 from qmq.columns.projector import Projector
 from qmq.wire.batch_columns import Columns, Compression
@@ -31,8 +40,15 @@ def test_large_bodies_end_a_chunk_before_its_rows_do() -> None:
 
 
 def test_compressed_bodies_count_with_their_uncompressed_size() -> None:
-    batches = [stored(Columns([bytes(3 * limits.MIB)]), sequence, compression=Compression.ZSTD) for sequence in range(3)]
-    assert [len(group) for group in chunks(spans(batches, whole(), with_directed=False))] == [1, 1, 1]
+    batches = [
+        stored(Columns([bytes(3 * limits.MIB)]), sequence, compression=Compression.ZSTD)
+        for sequence in range(3)
+    ]
+    assert [len(group) for group in chunks(spans(batches, whole(), with_directed=False))] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_a_batch_that_unpacks_to_more_than_a_record_batch_may_have_is_cut() -> None:
@@ -45,26 +61,44 @@ def test_a_batch_that_unpacks_to_more_than_a_record_batch_may_have_is_cut() -> N
 
 def test_a_batch_of_the_most_messages_comes_whole() -> None:
     batch = stored(Columns([b""] * limits.BATCH_MESSAGES_MAX))
-    assert [each.num_rows for each in Projector(["place"]).convert([batch], whole())] == [limits.BATCH_MESSAGES_MAX]
+    assert [each.num_rows for each in Projector(["place"]).convert([batch], whole())] == [
+        limits.BATCH_MESSAGES_MAX
+    ]
 
 
 def test_only_what_lies_in_the_piece_is_walked() -> None:
     batches = [stored(Columns([b"0", b"1", b"2"]), base) for base in (0, 3, 6, 9)]
     found = list(spans(batches, QueuePiece(QUEUE, 4, 7), with_directed=False))
-    assert [(span.envelope.base_sequence, span.first, span.end) for span in found] == [(3, 1, 3), (6, 0, 1)]
+    assert [(span.envelope.base_sequence, span.first, span.end) for span in found] == [
+        (3, 1, 3),
+        (6, 0, 1),
+    ]
 
 
 def test_what_a_selection_leaves_of_many_chunks_is_put_together() -> None:
     size = ROWS_WANTED // 8
-    batches = [stored(Columns([b""] * size, [b"a"] + [b"b"] * (size - 1)), i * size) for i in range(40)]
-    found = list(Projector(["sequence"], selection=ReadSelection(keys=(b"a",))).convert(iter(batches), whole()))
+    batches = [
+        stored(Columns([b""] * size, [b"a"] + [b"b"] * (size - 1)), i * size) for i in range(40)
+    ]
+    found = list(
+        Projector(["sequence"], selection=ReadSelection(keys=(b"a",))).convert(
+            iter(batches), whole()
+        )
+    )
     assert [each.num_rows for each in found] == [40]
 
 
 @given(st.lists(st.integers(0, 3 * ROWS_FEW), max_size=8))
-def test_shaping_keeps_every_row_in_order_and_leaves_at_most_one_small_batch(sizes: list[int]) -> None:
+def test_shaping_keeps_every_row_in_order_and_leaves_at_most_one_small_batch(
+    sizes: list[int],
+) -> None:
     numbers = iter(range(sum(sizes)))
-    found = list(shaped(pa.record_batch({"n": pa.array([next(numbers) for _ in range(size)], pa.int64())}) for size in sizes))
+    found = list(
+        shaped(
+            pa.record_batch({"n": pa.array([next(numbers) for _ in range(size)], pa.int64())})
+            for size in sizes
+        )
+    )
     assert [n for batch in found for n in batch.column("n").to_pylist()] == list(range(sum(sizes)))
     assert all(ROWS_FEW <= batch.num_rows <= ROWS_MAX for batch in found[:-1])
     assert all(batch.num_rows for batch in found)

@@ -41,7 +41,9 @@ SELECTION = st.builds(
     key_until=st.none() | st.sampled_from(KEYS),
     with_directed=st.booleans(),
 )
-LP_RANGE = st.tuples(st.integers(0, 40_000), st.integers(1, 30_000)).map(lambda each: LpRange(each[0], sum(each)))
+LP_RANGE = st.tuples(st.integers(0, 40_000), st.integers(1, 30_000)).map(
+    lambda each: LpRange(each[0], sum(each))
+)
 LPS = st.lists(LP_RANGE, max_size=2).map(tuple)
 
 
@@ -51,7 +53,9 @@ def queues(draw: st.DrawFn) -> list[SourceBatch]:
     found, base = [], draw(st.integers(0, 10))
     for number in range(draw(st.integers(1, 5))):
         messages = draw(st.lists(MESSAGE, min_size=1, max_size=6))
-        bodies, keys, tags, headers, deltas, ids, lps = (list(column) for column in zip(*messages, strict=True))
+        bodies, keys, tags, headers, deltas, ids, lps = (
+            list(column) for column in zip(*messages, strict=True)
+        )
         which = draw(st.integers(0, 63))
         columns = Columns(
             bodies,
@@ -73,36 +77,64 @@ def queues(draw: st.DrawFn) -> list[SourceBatch]:
             epoch=number,
             entry=10 * number,
         )
-        found.append(batch._replace(region=memoryview(batch.region)) if draw(st.booleans()) else batch)
+        found.append(
+            batch._replace(region=memoryview(batch.region)) if draw(st.booleans()) else batch
+        )
         base += len(messages) + draw(st.sampled_from([0, 0, 3]))
     return found
 
 
 @pytest.mark.sampled
 @settings(max_examples=examples(300))
-@given(queues(), st.integers(0, 40), st.integers(0, 40), SELECTION | st.just(ReadSelection()), LPS, st.none() | st.integers(1, 9))
+@given(
+    queues(),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    SELECTION | st.just(ReadSelection()),
+    LPS,
+    st.none() | st.integers(1, 9),
+)
 def test_rows_are_those_of_a_loop_over_messages(
-    batches: list[SourceBatch], first: int, count: int, selection: ReadSelection, lps: tuple[LpRange, ...], version: int | None
+    batches: list[SourceBatch],
+    first: int,
+    count: int,
+    selection: ReadSelection,
+    lps: tuple[LpRange, ...],
+    version: int | None,
 ) -> None:
     piece = QueuePiece(QUEUE, first, first + count, lps=lps)
     routes = {("orders", 3): version} if version else {}
-    found = rows_of(Projector(NAMES, routes=routes, selection=selection).convert(iter(batches), piece))
+    found = rows_of(
+        Projector(NAMES, routes=routes, selection=selection).convert(iter(batches), piece)
+    )
     wanted = expected(batches, piece, selection, version)
     assert found == [{name: row[name] for name in NAMES} for row in wanted]
 
 
 @given(queues(), st.lists(st.sampled_from(NAMES), min_size=1, max_size=6, unique=True))
-def test_a_projection_gives_what_it_names_in_its_order(batches: list[SourceBatch], names: list[str]) -> None:
+def test_a_projection_gives_what_it_names_in_its_order(
+    batches: list[SourceBatch], names: list[str]
+) -> None:
     found = rows_of(Projector(names).convert(iter(batches), whole()))
     assert [tuple(row) for row in found] == [tuple(names)] * len(found)
     assert found == [{name: row[name] for name in names} for row in expected(batches, whole())]
 
 
 def test_types_are_exactly_those_that_spark_derives_from_the_schema() -> None:
-    everything = StructType([StructField(name, kind, True) for name, kind in {**COLUMNS, **MORE_COLUMNS}.items()])
-    for schema in (everything, default_schema(with_headers=False), default_schema(with_headers=True)):
+    everything = StructType(
+        [StructField(name, kind, True) for name, kind in {**COLUMNS, **MORE_COLUMNS}.items()]
+    )
+    for schema in (
+        everything,
+        default_schema(with_headers=False),
+        default_schema(with_headers=True),
+    ):
         wanted = to_arrow_schema(schema, timezone="UTC")
-        batch = next(Projector(columns_of(schema)).convert([stored(Columns([b"x"], headers=[{"a": b"1"}], tags=[("UA",)]))], whole()))
+        batch = next(
+            Projector(columns_of(schema)).convert(
+                [stored(Columns([b"x"], headers=[{"a": b"1"}], tags=[("UA",)]))], whole()
+            )
+        )
         assert batch.schema.equals(wanted, check_metadata=True)
         for column, field in zip(batch.columns, wanted, strict=True):
             assert str(column.type) == str(field.type)
@@ -123,7 +155,9 @@ def test_bodies_keys_and_tags_of_one_batch_are_not_copied() -> None:
 
 
 def test_text_that_is_not_utf8_is_shown_as_consumers_see_it() -> None:
-    columns = Columns([b"x", b"y"], tags=[("UA", "##"), ("é",)], headers=[{"##": b"1", "$$": b"2"}, {"é": b"3"}])
+    columns = Columns(
+        [b"x", b"y"], tags=[("UA", "##"), ("é",)], headers=[{"##": b"1", "$$": b"2"}, {"é": b"3"}]
+    )
     batch = stored(columns)
     region = batch.region.replace(b"UA##", b"UA\xff\xfe").replace(b"##$$", b"\xff\xff\xfe\xfe")
     lying = SourceBatch(batch.envelope, region)
@@ -133,9 +167,14 @@ def test_text_that_is_not_utf8_is_shown_as_consumers_see_it() -> None:
 
 
 def test_a_header_that_is_there_twice_counts_once_and_as_its_last() -> None:
-    batch = stored(Columns([b"x", b"y"], headers=[{"aa": b"1", "bb": b"2", "cc": b"3"}, {"cc": b"4"}]))
+    batch = stored(
+        Columns([b"x", b"y"], headers=[{"aa": b"1", "bb": b"2", "cc": b"3"}, {"cc": b"4"}])
+    )
     lying = SourceBatch(batch.envelope, batch.region.replace(b"aabbcc", b"aabbaa"))
-    assert rows_of(Projector(["headers"]).convert([lying], whole())) == [{"headers": {"aa": b"3", "bb": b"2"}}, {"headers": {"cc": b"4"}}]
+    assert rows_of(Projector(["headers"]).convert([lying], whole())) == [
+        {"headers": {"aa": b"3", "bb": b"2"}},
+        {"headers": {"cc": b"4"}},
+    ]
 
 
 def test_a_batch_without_messages_gives_nothing() -> None:
@@ -147,7 +186,9 @@ def test_a_batch_without_messages_gives_nothing() -> None:
 @pytest.mark.sampled
 @settings(max_examples=examples(300))
 @given(queues(), st.data())
-def test_offsets_that_lie_are_an_error_and_never_foreign_memory(batches: list[SourceBatch], data: st.DataObject) -> None:
+def test_offsets_that_lie_are_an_error_and_never_foreign_memory(
+    batches: list[SourceBatch], data: st.DataObject
+) -> None:
     """The checksums of such a batch can be correct, because its sender computed them."""
     batch = batches[0]
     region = bytearray(batch.region)
@@ -155,27 +196,42 @@ def test_offsets_that_lie_are_an_error_and_never_foreign_memory(batches: list[So
     struct.pack_into("<i", region, at, data.draw(st.sampled_from([-1, 1, 2**31 - 1, -(2**31), 5])))
     lying = SourceBatch(batch.envelope, bytes(region))
     try:
-        found = list(Projector(NAMES, selection=ReadSelection(with_directed=True)).convert([lying], whole()))
+        found = list(
+            Projector(NAMES, selection=ReadSelection(with_directed=True)).convert([lying], whole())
+        )
     except CorruptBatch:
         return
     assert len(rows_of(found)) == parse_header(batch.region).count
 
 
-@pytest.mark.parametrize("column", ["key", "tag", "tag_list", "header_list", "header_name", "header_value", "body"])
+@pytest.mark.parametrize(
+    "column", ["key", "tag", "tag_list", "header_list", "header_name", "header_value", "body"]
+)
 @pytest.mark.parametrize("neighbours", [0, 1])
 def test_an_offset_that_falls_is_corrupt_in_every_column(column: str, neighbours: int) -> None:
     columns = Columns([b"one", b"two", b"3"], [b"a", b"b", b"c"], [("UA",)] * 3, [{"n": b"v"}] * 3)
     batch = stored(columns)
     region = bytearray(batch.region)
-    struct.pack_into("<i", region, getattr(Layout.walk(batch.region, parse_header(batch.region)), column) + 4, 100)
+    struct.pack_into(
+        "<i",
+        region,
+        getattr(Layout.walk(batch.region, parse_header(batch.region)), column) + 4,
+        100,
+    )
     with pytest.raises(CorruptBatch):
-        list(Projector(NAMES).convert([SourceBatch(batch.envelope, bytes(region))] + [batch] * neighbours, whole()))
+        list(
+            Projector(NAMES).convert(
+                [SourceBatch(batch.envelope, bytes(region))] + [batch] * neighbours, whole()
+            )
+        )
 
 
 def test_compressed_bodies_that_say_they_are_huge_are_not_unpacked() -> None:
     batch = stored(Columns([bytes(100), bytes(100)]), compression=Compression.ZSTD)
     region = bytearray(batch.region)
-    struct.pack_into("<i", region, Layout.walk(batch.region, parse_header(batch.region)).body + 8, 2**31 - 1)
+    struct.pack_into(
+        "<i", region, Layout.walk(batch.region, parse_header(batch.region)).body + 8, 2**31 - 1
+    )
     with pytest.raises(CorruptBatch, match="impossible size"):
         list(Projector(["body"]).convert([SourceBatch(batch.envelope, bytes(region))], whole()))
     assert pa.total_allocated_bytes() < 2**28

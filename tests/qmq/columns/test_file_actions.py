@@ -29,13 +29,19 @@ def folder() -> Iterator[Path]:
 
 
 def act(store: Store, number: int) -> None:
-    store.act(Begin("a", 0, f"group-{number}", "", 0) if number % 2 else Join("a", 0, "group-1", f"c{number}", "i", 1_000, -1))
+    store.act(
+        Begin("a", 0, f"group-{number}", "", 0)
+        if number % 2
+        else Join("a", 0, "group-1", f"c{number}", "i", 1_000, -1)
+    )
     store.write_actions()
 
 
 def names(folder: Path) -> list[str]:
     """The groups and consumers that the actions name."""
-    entries = [region for envelope, region in committed_actions(folder) if envelope.kind == Kind.ACTIONS]
+    entries = [
+        region for envelope, region in committed_actions(folder) if envelope.kind == Kind.ACTIONS
+    ]
     found = [action for region in entries for action in decode_actions(unwrap(region))]
     return [each.group if isinstance(each, Begin) else each.consumer for each in found]  # type: ignore[union-attr]
 

@@ -8,7 +8,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, mark, opened, rows_of, small_log
+from file_support import (
+    GROUP,
+    Traffic,
+    batch,
+    checkpoint,
+    folder_in_memory,
+    mark,
+    opened,
+    rows_of,
+    small_log,
+)
 from support import ManualClock, eventually, node_config, running
 
 import qmq
@@ -96,7 +106,9 @@ def test_checkpoint_that_knows_more_than_the_mark_counts(traffic: Traffic) -> No
 
 
 def test_folder_that_does_not_say_what_is_committed_is_refused(traffic: Traffic) -> None:
-    with pytest.raises(InvalidArgument, match=r"neither committed.qmm nor a checkpoint.*qmq.committed to 'all'"):
+    with pytest.raises(
+        InvalidArgument, match=r"neither committed.qmm nor a checkpoint.*qmq.committed to 'all'"
+    ):
         end_of(traffic.folder)
     assert end_of(traffic.folder, committed="all") == 40
 
@@ -133,18 +145,26 @@ def test_mark_that_names_more_than_there_is_is_refused(traffic: Traffic) -> None
     newest = max((traffic.folder / "message").iterdir())
     with newest.open("r+b") as file:
         file.truncate(newest.stat().st_size - 8)
-    with pytest.raises(LogDamaged, match=f"{newest.name} has .* bytes, and the log is committed up to byte"):
+    with pytest.raises(
+        LogDamaged, match=f"{newest.name} has .* bytes, and the log is committed up to byte"
+    ):
         end_of(traffic.folder)
 
 
 def test_mark_that_ends_within_an_entry_is_refused(traffic: Traffic) -> None:
     found = commit_mark.note(traffic.store)
-    commit_mark.write(traffic.store.disk, traffic.folder, found._replace(message_position=found.message_position - 8))
+    commit_mark.write(
+        traffic.store.disk,
+        traffic.folder,
+        found._replace(message_position=found.message_position - 8),
+    )
     with pytest.raises(LogDamaged, match="the commit mark is another log's"):
         end_of(traffic.folder)
 
 
-def test_opening_a_store_takes_back_a_mark_that_leads_and_what_comes_then_is_read(traffic: Traffic) -> None:
+def test_opening_a_store_takes_back_a_mark_that_leads_and_what_comes_then_is_read(
+    traffic: Traffic,
+) -> None:
     """After a power failure that lost the log's end, but not the mark, the broker writes other bytes at the mark's position."""
     mark(traffic.store)
     log = opened(traffic.folder)
@@ -161,7 +181,9 @@ def test_opening_a_store_takes_back_a_mark_that_leads_and_what_comes_then_is_rea
     for each in (log, opened(traffic.folder)):
         end = each.topology(["a"]).queues[A].end
         assert end == 48
-        assert rows_of(each.pieces(A, 36, end, 300))[2:] == [(at, b"another" * 20) for at in range(38, 48)]
+        assert rows_of(each.pieces(A, 36, end, 300))[2:] == [
+            (at, b"another" * 20) for at in range(38, 48)
+        ]
 
 
 # --- replicas ----------------------------------------------------------------------------------------------------------
@@ -190,7 +212,9 @@ def test_uncommitted_entries_of_a_master_are_not_seen_until_they_are_committed(d
             marker.tick(now_ms := now_ms + 1_000)
         shown = log.topology(["a"]).queues[A].end
         assert shown <= committed  # it may lag: nobody noted where 3 and 7 end
-        assert rows_of(log.pieces(A, 0, shown, 200)) == [(at, b"%d" % (at + 1)) for at in range(shown)]
+        assert rows_of(log.pieces(A, 0, shown, 200)) == [
+            (at, b"%d" % (at + 1)) for at in range(shown)
+        ]
     assert log.topology(["a"]).queues[A].end == 20
     assert rows_of(log.pieces(A, 0, 20, 200)) == [(at, b"%d" % (at + 1)) for at in range(20)]
     store.close()
@@ -216,14 +240,19 @@ def test_entries_that_another_master_cut_are_never_seen(data: Path) -> None:
     assert log.topology(["a"]).queues[A].end == 1
     store.commit(store.index)
     marker.tick(6_000)
-    assert rows_of(log.pieces(A, 0, log.topology(["a"]).queues[A].end, 200)) == [(0, b"kept"), (1, b"instead, and longer")]
+    assert rows_of(log.pieces(A, 0, log.topology(["a"]).queues[A].end, 200)) == [
+        (0, b"kept"),
+        (1, b"instead, and longer"),
+    ]
     store.close()
 
 
 def test_of_two_replicas_the_one_that_is_committed_further_counts_once(data: Path) -> None:
     for name in ("one", "two"):
         (data / name).mkdir()
-        (data / name / "replica.json").write_text('{"content": "{\\"group\\": \\"g1\\"}", "crc": 0}')
+        (data / name / "replica.json").write_text(
+            '{"content": "{\\"group\\": \\"g1\\"}", "crc": 0}'
+        )
     stores = [replica(data / name / "broker") for name in ("one", "two")]
     log = opened(data / "*")
     for step in range(1, 7):
@@ -235,7 +264,9 @@ def test_of_two_replicas_the_one_that_is_committed_further_counts_once(data: Pat
         mark(store)
         topology = log.topology(["a"])
         assert list(topology.queues) == [A]
-        assert rows_of(log.pieces(A, 0, topology.queues[A].end, 100)) == [(at, b"%d" % at) for at in range(step)]
+        assert rows_of(log.pieces(A, 0, topology.queues[A].end, 100)) == [
+            (at, b"%d" % at) for at in range(step)
+        ]
     for store in stores:
         store.close()
 
@@ -274,20 +305,28 @@ def test_a_log_that_started_over_in_its_middle_is_read_from_there(data: Path) ->
     commit_mark.write(donor.disk, folder, commit_mark.note(donor))
     found = log.topology(["a"]).queues[A]
     assert 0 < found.start < found.end == 80
-    assert rows_of(log.pieces(A, found.start, 80, 300)) == [(at, b"%d" % at * 9) for at in range(found.start, 80)]
+    assert rows_of(log.pieces(A, found.start, 80, 300)) == [
+        (at, b"%d" % at * 9) for at in range(found.start, 80)
+    ]
     donor.close()
 
 
 # --- a broker at work --------------------------------------------------------------------------------------------------
 
 
-async def test_files_show_acknowledged_messages_within_the_interval_and_all_after_a_stop(data: Path) -> None:
+async def test_files_show_acknowledged_messages_within_the_interval_and_all_after_a_stop(
+    data: Path,
+) -> None:
     config = node_config(data)
     async with running(config) as node, qmq.connect(node.address) as mq:
         for number in range(50):
             await mq.send("a", b"%d" % number)
         log = opened(data)
-        await eventually(lambda: "a" in _subjects(log) and next(iter(log.topology(["a"]).queues.values())).end == 50)
+        await eventually(
+            lambda: (
+                "a" in _subjects(log) and next(iter(log.topology(["a"]).queues.values())).end == 50
+            )
+        )
         for number in range(50, 60):
             await mq.send("a", b"%d" % number)
     (key,) = log.topology(["a"]).queues

@@ -53,7 +53,9 @@ def read(traffic: Traffic, subject: str = "a") -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("is_walked", [True, False])
 @pytest.mark.parametrize("is_stretch", [True, False])
-def test_every_flipped_bit_of_a_batch_is_seen(traffic: Traffic, is_walked: bool, is_stretch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_flipped_bit_of_a_batch_is_seen(
+    traffic: Traffic, is_walked: bool, is_stretch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "_POSITIONS_MAX", 0 if is_stretch else 1 << 20)
     monkeypatch.setattr(reading, "_FILL_MIN", 0.0)
     if not is_walked:
@@ -75,23 +77,31 @@ def test_flipped_bit_is_seen_even_where_it_makes_a_batch_seem_unwanted(traffic: 
     pieces = log.pieces(A, 0, traffic.end("a"), 1 << 20)
     entry = traffic.store.queues[b"a", 0].index.entry(3)
     base = traffic.store.messages.base_of(entry.position)
-    flip(traffic.folder / "message" / f"{base:020d}.log", entry.position - base + 64 + 16)  # the flags
+    flip(
+        traffic.folder / "message" / f"{base:020d}.log", entry.position - base + 64 + 16
+    )  # the flags
     with pytest.raises(LogDamaged, match="checksum is wrong"):
         rows_of(pieces)
 
 
-@pytest.mark.parametrize("states", [b"\x91\x97\xa1\xff", b"\x91\xa1\xff", b"\xc1", b"\x91\x91\x01"], ids=bytes.hex)
+@pytest.mark.parametrize(
+    "states", [b"\x91\x97\xa1\xff", b"\x91\xa1\xff", b"\xc1", b"\x91\x91\x01"], ids=bytes.hex
+)
 def test_a_snapshot_that_is_no_messagepack_of_states_is_named(states: bytes) -> None:
     """Its checksums are correct: the program that wrote it had a bug, or the disk returned wrong bytes."""
     data = b"".join(wrap(Kind.SNAPSHOT, states, count=1, epoch=1, index=1, time_ms=1, flushed=0))
     mapped = Mapped(Path("00000000000000000000.log"), 0, len(data), data)
-    with pytest.raises(LogDamaged, match=r"00000000000000000000.log.*byte 0.*its snapshot cannot be read"):
+    with pytest.raises(
+        LogDamaged, match=r"00000000000000000000.log.*byte 0.*its snapshot cannot be read"
+    ):
         pasts(entry_at(mapped, 0))
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])
 @pytest.mark.parametrize("is_walked", [True, False])
-def test_segment_that_was_cut_short_is_refused(traffic: Traffic, number: int, is_walked: bool) -> None:
+def test_segment_that_was_cut_short_is_refused(
+    traffic: Traffic, number: int, is_walked: bool
+) -> None:
     if not is_walked:
         checkpoint(traffic.store)
     path = segments(traffic)[number]
@@ -104,7 +114,9 @@ def test_segment_that_is_missing_in_the_middle_is_damage_not_retention(traffic: 
     pieces = opened(traffic.folder).pieces(A, 0, traffic.end("a"), 1 << 20)
     path = segments(traffic)[1]
     path.unlink()
-    with pytest.raises(LogDamaged, match=f"{path.name} is missing, although retention deletes only the oldest"):
+    with pytest.raises(
+        LogDamaged, match=f"{path.name} is missing, although retention deletes only the oldest"
+    ):
         rows_of(pieces, skips_lost=True)
     with pytest.raises(LogDamaged, match="a segment is missing"):
         read(traffic)
@@ -149,7 +161,9 @@ def test_checkpoint_that_does_not_hold_is_passed_over(traffic: Traffic) -> None:
     assert read(traffic) == traffic.sent["a", 0]
 
 
-def test_flipped_tag_of_a_batch_without_it_does_not_hide_it_from_its_checksum(traffic: Traffic) -> None:
+def test_flipped_tag_of_a_batch_without_it_does_not_hide_it_from_its_checksum(
+    traffic: Traffic,
+) -> None:
     pieces = opened(traffic.folder).pieces(A, 0, traffic.end("a"), 1 << 20)
     for path in segments(traffic):
         flip(path, path.stat().st_size - 1)
@@ -160,7 +174,9 @@ def test_flipped_tag_of_a_batch_without_it_does_not_hide_it_from_its_checksum(tr
 # --- copies ------------------------------------------------------------------------------------------------------------
 
 
-def test_copies_of_segments_are_read_with_the_mark_or_the_checkpoint_beside_them(traffic: Traffic) -> None:
+def test_copies_of_segments_are_read_with_the_mark_or_the_checkpoint_beside_them(
+    traffic: Traffic,
+) -> None:
     checkpoint(traffic.store)
     traffic.send("a")
     copy = traffic.data / "copies" / GROUP
@@ -169,13 +185,17 @@ def test_copies_of_segments_are_read_with_the_mark_or_the_checkpoint_beside_them
     shutil.copy(max((traffic.folder / "checkpoint").iterdir()), copy)
     log = opened(copy)
     end = log.topology(["a"]).queues[A].end
-    assert rows_of(log.pieces(A, 0, end, 1 << 20)) == [row for row in traffic.sent["a", 0] if row[0] < end]
+    assert rows_of(log.pieces(A, 0, end, 1 << 20)) == [
+        row for row in traffic.sent["a", 0] if row[0] < end
+    ]
     (copy / "committed.qmm").unlink()
     assert opened(copy).topology(["a"]).queues[A].end == end
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_copies_of_the_newer_segments_alone_begin_where_they_do(traffic: Traffic, has_checkpoint: bool) -> None:
+def test_copies_of_the_newer_segments_alone_begin_where_they_do(
+    traffic: Traffic, has_checkpoint: bool
+) -> None:
     checkpoint(traffic.store)
     mark(traffic.store)
     copy = traffic.data / "copies" / GROUP
@@ -189,11 +209,18 @@ def test_copies_of_the_newer_segments_alone_begin_where_they_do(traffic: Traffic
         key = QueueKey(subject, 0, GROUP)
         queue = log.topology([subject]).queues[key]
         assert 0 < queue.start < queue.end == traffic.end(subject)
-        assert rows_of(log.pieces(key, queue.start, queue.end, 900)) == traffic.sent[subject, 0][queue.start :]
+        assert (
+            rows_of(log.pieces(key, queue.start, queue.end, 900))
+            == traffic.sent[subject, 0][queue.start :]
+        )
 
 
-@pytest.mark.parametrize("selection", [ReadSelection(tags_any=("red", "pink")), ReadSelection(tags_all=("red",))])
-def test_batches_that_the_consume_log_rules_out_are_not_even_touched(traffic: Traffic, selection: ReadSelection) -> None:
+@pytest.mark.parametrize(
+    "selection", [ReadSelection(tags_any=("red", "pink")), ReadSelection(tags_all=("red",))]
+)
+def test_batches_that_the_consume_log_rules_out_are_not_even_touched(
+    traffic: Traffic, selection: ReadSelection
+) -> None:
     queue = traffic.store.open_queue("tagged", 0)
     for number, tag in enumerate(("red", "green", "red")):
         traffic.store.append([batch(queue, [tag.encode()], number, tags=[(tag,)])])

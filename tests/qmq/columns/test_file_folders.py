@@ -27,16 +27,23 @@ def store(path: Path, *, is_delay: bool = False) -> Path:
 
 def replica(data: Path, group: str, *, is_delay: bool = False) -> Path:
     store(data / "broker", is_delay=is_delay)
-    (data / "replica.json").write_text(json.dumps({"crc": 1, "content": json.dumps({"group": group, "replica": "r"})}))
+    (data / "replica.json").write_text(
+        json.dumps({"crc": 1, "content": json.dumps({"group": group, "replica": "r"})})
+    )
     return data
 
 
 def found(*paths: object, **options: bool) -> list[tuple[str, str]]:
-    return [(each.broker_group, each.messages.name) for each in find_folders([str(path) for path in paths], **options)]
+    return [
+        (each.broker_group, each.messages.name)
+        for each in find_folders([str(path) for path in paths], **options)
+    ]
 
 
 @pytest.mark.parametrize("inner", ["", "broker", "broker/message"])
-def test_the_folder_of_a_replica_belongs_to_its_group_under_any_name(tmp_path: Path, inner: str) -> None:
+def test_the_folder_of_a_replica_belongs_to_its_group_under_any_name(
+    tmp_path: Path, inner: str
+) -> None:
     replica(tmp_path / "r1", "g7")
     assert found(tmp_path / "r1" / inner) == [("g7", "message")]
 
@@ -72,13 +79,20 @@ def test_delay_groups_are_left_out_and_an_empty_result_says_so(tmp_path: Path) -
     replica(tmp_path / "d1", "delay", is_delay=True)
     assert found(tmp_path / "*") == [("g1", "message")]
     assert found(tmp_path / "*", with_delay=True) == [("delay", "message"), ("g1", "message")]
-    with pytest.raises(InvalidArgument, match="d1/broker belongs to a delay group: it has pending delayed messages"):
+    with pytest.raises(
+        InvalidArgument, match="d1/broker belongs to a delay group: it has pending delayed messages"
+    ):
         found(tmp_path / "d1")
 
 
 @pytest.mark.parametrize(
     ("path", "what"),
-    [("nowhere", "is not a folder"), ("no*", "matches nothing"), ("", "has no log"), ("  ,", "qmq.path is empty")],
+    [
+        ("nowhere", "is not a folder"),
+        ("no*", "matches nothing"),
+        ("", "has no log"),
+        ("  ,", "qmq.path is empty"),
+    ],
 )
 def test_path_that_names_nothing_to_read_is_refused(tmp_path: Path, path: str, what: str) -> None:
     with pytest.raises(InvalidArgument, match=what):
@@ -88,12 +102,19 @@ def test_path_that_names_nothing_to_read_is_refused(tmp_path: Path, path: str, w
 def test_replica_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     replica(tmp_path / "r1", "g1")
     (tmp_path / "r1" / "replica.json").write_text("{")
-    with pytest.raises(InvalidArgument, match=r"replica.json does not name the folder's broker group"):
+    with pytest.raises(
+        InvalidArgument, match=r"replica.json does not name the folder's broker group"
+    ):
         found(tmp_path / "r1")
 
 
-async def test_folder_of_a_single_node_is_its_one_brokers_while_it_runs_and_afterwards(tmp_path: Path) -> None:
-    config = replace(node_config(tmp_path / "data", broker=BrokerConfig(name="solo"), delay=True), delay_group="later")
+async def test_folder_of_a_single_node_is_its_one_brokers_while_it_runs_and_afterwards(
+    tmp_path: Path,
+) -> None:
+    config = replace(
+        node_config(tmp_path / "data", broker=BrokerConfig(name="solo"), delay=True),
+        delay_group="later",
+    )
     async with running(config):
         assert found(tmp_path / "data") == [("solo", "message")]
     assert found(tmp_path / "data") == [("solo", "message")]

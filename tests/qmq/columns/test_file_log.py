@@ -8,7 +8,18 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from file_support import GROUP, Traffic, batch, checkpoint, folder_in_memory, forget_old, mark, opened, read_all, rows_of
+from file_support import (
+    GROUP,
+    Traffic,
+    batch,
+    checkpoint,
+    folder_in_memory,
+    forget_old,
+    mark,
+    opened,
+    read_all,
+    rows_of,
+)
 from pyspark.serializers import CloudPickleSerializer
 from qmq_ordering.routes import LpRange
 
@@ -34,14 +45,20 @@ def check_equal(traffic: Traffic, log: FileLog, random: Random) -> None:
         sent = traffic.sent[key.subject, key.partition]
         queue = topology.queues[key]
         stored = traffic.store.queues[key.subject.encode(), key.partition]
-        assert (queue.start, queue.end, queue.last_append_ms) == (stored.start_sequence, sent[-1][0] + 1, stored.last_append_ms)
+        assert (queue.start, queue.end, queue.last_append_ms) == (
+            stored.start_sequence,
+            sent[-1][0] + 1,
+            stored.last_append_ms,
+        )
         assert rows == [row for row in sent if row[0] >= queue.start]
         assert queue.stored_bytes >= sum(len(body) for _, body in rows)
     assert {(key.subject, key.partition) for key in topology.queues} == set(traffic.sent)
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_the_messages_read_equal_those_sent(data: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_messages_read_equal_those_sent(
+    data: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = Random(seed)
     monkeypatch.setattr(reading, "_POSITIONS_MAX", random.choice((0, 2, 1 << 20)))
     monkeypatch.setattr(reading, "_FILL_MIN", random.choice((0.0, 0.5)))
@@ -85,7 +102,9 @@ def test_appends_show_with_the_next_topology_and_not_before(traffic: Traffic) ->
     log = opened(traffic.folder)
     before = log.topology(["a"]).queues[key("a")]
     traffic.send("a", count=2)
-    assert log.topology(["a"]).queues[key("a")] == before  # written and committed, but nobody says so yet
+    assert (
+        log.topology(["a"]).queues[key("a")] == before
+    )  # written and committed, but nobody says so yet
     mark(traffic.store)
     assert log.topology(["a"]).queues[key("a")].end == 5
     assert log.subjects() == ["a"]
@@ -125,7 +144,9 @@ def test_pieces_cover_everything_once_and_are_about_as_large_as_asked_for(traffi
     assert [(each.first, each.end) for each in log.pieces(key("a"), 5, 6, 1)] == [(5, 6)]
 
 
-def test_task_reads_a_piece_that_travelled_without_looking_at_anything_else(traffic: Traffic) -> None:
+def test_task_reads_a_piece_that_travelled_without_looking_at_anything_else(
+    traffic: Traffic,
+) -> None:
     for _ in range(40):
         traffic.send()
     checkpoint(traffic.store)
@@ -140,12 +161,18 @@ def test_task_reads_a_piece_that_travelled_without_looking_at_anything_else(traf
     assert rows_of(sent) == traffic.sent["a", 0]
 
 
-def test_regions_stay_as_they_are_behind_the_next_batch_and_the_log_itself(traffic: Traffic) -> None:
+def test_regions_stay_as_they_are_behind_the_next_batch_and_the_log_itself(
+    traffic: Traffic,
+) -> None:
     for _ in range(20):
         traffic.send("a", count=2)
     mark(traffic.store)
     log = opened(traffic.folder)
-    found = [each for piece in log.pieces(key("a"), 0, 40, 500) for each in log.read(piece, ALL, skips_lost=False)]
+    found = [
+        each
+        for piece in log.pieces(key("a"), 0, 40, 500)
+        for each in log.read(piece, ALL, skips_lost=False)
+    ]
     log.close()
     for path in (traffic.folder / "message").iterdir():
         path.unlink()
@@ -174,7 +201,9 @@ def test_time_finds_the_first_message_stored_then_or_later(traffic: Traffic) -> 
 # --- retention ---------------------------------------------------------------------------------------------------------
 
 
-def test_expired_messages_are_reported_with_the_remaining_range_or_skipped(traffic: Traffic) -> None:
+def test_expired_messages_are_reported_with_the_remaining_range_or_skipped(
+    traffic: Traffic,
+) -> None:
     for _ in range(60):
         traffic.send("a", count=2)
     mark(traffic.store)
@@ -231,7 +260,9 @@ def test_a_folder_that_an_executor_does_not_see_is_not_retention(traffic: Traffi
 # --- what is left out --------------------------------------------------------------------------------------------------
 
 
-def append(traffic: Traffic, subject: str, bodies: list[bytes], *, partition: int = 0, **columns: object) -> None:
+def append(
+    traffic: Traffic, subject: str, bodies: list[bytes], *, partition: int = 0, **columns: object
+) -> None:
     traffic.number += 1
     queue = traffic.store.open_queue(subject, partition)
     traffic.store.append([batch(queue, bodies, traffic.number, **columns)])  # type: ignore[arg-type]
@@ -239,7 +270,9 @@ def append(traffic: Traffic, subject: str, bodies: list[bytes], *, partition: in
 
 
 @pytest.mark.parametrize("is_walked", [True, False])
-def test_only_batches_without_the_wanted_tags_are_left_out(traffic: Traffic, is_walked: bool) -> None:
+def test_only_batches_without_the_wanted_tags_are_left_out(
+    traffic: Traffic, is_walked: bool
+) -> None:
     append(traffic, "a", [b"none"])
     append(traffic, "a", [b"red"], tags=[("red",)])
     append(traffic, "a", [b"green", b"blue"], tags=[("green",), ("blue",)])
@@ -259,7 +292,9 @@ def test_only_batches_without_the_wanted_tags_are_left_out(traffic: Traffic, is_
     assert bodies(tags_any=("nobody",)) == []
 
 
-def test_batches_of_other_logical_partitions_and_without_keys_are_left_out(traffic: Traffic) -> None:
+def test_batches_of_other_logical_partitions_and_without_keys_are_left_out(
+    traffic: Traffic,
+) -> None:
     append(traffic, "o", [b"low", b"mid"], partition=1, keys=[b"k", b"l"], lps=[3, 500])
     append(traffic, "o", [b"high"], partition=1, keys=[b"m"], lps=[1023])
     append(traffic, "o", [b"keyless"], partition=1)
@@ -268,21 +303,37 @@ def test_batches_of_other_logical_partitions_and_without_keys_are_left_out(traff
     object.__setattr__(piece, "lps", (LpRange(4, 10), LpRange(500, 501)))
     assert [body for _, body in rows_of([piece])] == [b"low", b"mid", b"keyless"]
     object.__setattr__(piece, "lps", ())
-    assert [body for _, body in rows_of([piece], ReadSelection(key_from=b"a"))] == [b"low", b"mid", b"high"]
+    assert [body for _, body in rows_of([piece], ReadSelection(key_from=b"a"))] == [
+        b"low",
+        b"mid",
+        b"high",
+    ]
 
 
 def test_directed_batches_are_left_out_unless_they_are_wanted(traffic: Traffic) -> None:
     append(traffic, "a", [b"for all"])
-    append(traffic, "a", [b"for billing"], flags=BatchFlag.DIRECTED, headers=[{"qmq-group": b"billing"}])
+    append(
+        traffic,
+        "a",
+        [b"for billing"],
+        flags=BatchFlag.DIRECTED,
+        headers=[{"qmq-group": b"billing"}],
+    )
     append(traffic, "a", [b"for all too"])
     mark(traffic.store)
     pieces = opened(traffic.folder).pieces(key("a"), 0, 3, 1)
     assert [body for _, body in rows_of(pieces)] == [b"for all", b"for all too"]
-    assert [body for _, body in rows_of(pieces, ReadSelection(with_directed=True))] == [b"for all", b"for billing", b"for all too"]
+    assert [body for _, body in rows_of(pieces, ReadSelection(with_directed=True))] == [
+        b"for all",
+        b"for billing",
+        b"for all too",
+    ]
 
 
 @pytest.mark.parametrize("is_walked", [True, False])
-def test_sealed_partition_ends_at_its_command_message_which_is_not_given(traffic: Traffic, is_walked: bool) -> None:
+def test_sealed_partition_ends_at_its_command_message_which_is_not_given(
+    traffic: Traffic, is_walked: bool
+) -> None:
     append(traffic, "o", [b"one", b"two"], partition=1)
     mark(traffic.store)
     log = opened(traffic.folder)
@@ -299,7 +350,9 @@ def test_sealed_partition_ends_at_its_command_message_which_is_not_given(traffic
         assert (found[key("o", 2)].end, found[key("o", 2)].is_sealed) == (1, False)
         assert rows_of(each.pieces(key("o", 1), 0, 2, 100)) == [(0, b"one"), (1, b"two")]
         assert each.find_time(key("o", 1), 1 << 60) == 2
-        assert found == log.topology(["o"]).queues  # the same bytes, too: the command message does not count
+        assert (
+            found == log.topology(["o"]).queues
+        )  # the same bytes, too: the command message does not count
     with pytest.raises(LogDamaged, match="messages up to 2 are needed"):
         log.pieces(key("o", 1), 0, 3, 100)
 
@@ -333,6 +386,20 @@ def test_routes_come_from_the_exported_file_as_it_is_now(traffic: Traffic, data:
 
 
 def exported(subject: str, version: int) -> str:
-    partition = {"number": 1, "first_lp": 0, "end_lp": 8, "broker_group": GROUP, "version": 1, "sources": []}
-    found = {"subject": subject, "order": "strict", "logical_partitions": 8, "version": version, "partitions": [partition], "sealed_at": {}}
+    partition = {
+        "number": 1,
+        "first_lp": 0,
+        "end_lp": 8,
+        "broker_group": GROUP,
+        "version": 1,
+        "sources": [],
+    }
+    found = {
+        "subject": subject,
+        "order": "strict",
+        "logical_partitions": 8,
+        "version": version,
+        "partitions": [partition],
+        "sealed_at": {},
+    }
     return json.dumps({"format": "qmq-routes", "version": 1, "time_ms": 0, "subjects": [found]})

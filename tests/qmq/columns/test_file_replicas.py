@@ -44,10 +44,15 @@ def read(log: CommittedLog, topology: Topology) -> dict[QueueKey, list[tuple[obj
         pieces = log.pieces(key, queue.start, queue.end, 10_000)
         return [batch for piece in pieces for batch in log.read(piece, ALL, skips_lost=False)]
 
-    return {key: [(envelope, bytes(region)) for envelope, region in batches(key)] for key in topology.queues}
+    return {
+        key: [(envelope, bytes(region)) for envelope, region in batches(key)]
+        for key in topology.queues
+    }
 
 
-async def test_no_replicas_files_ever_show_more_than_was_committed_and_in_the_end_all(tmp_path: Path) -> None:
+async def test_no_replicas_files_ever_show_more_than_was_committed_and_in_the_end_all(
+    tmp_path: Path,
+) -> None:
     sent: list[bytes] = []
     names = REPLICATED["g1"]
     key = QueueKey("s", 0, "g1")
@@ -60,7 +65,9 @@ async def test_no_replicas_files_ever_show_more_than_was_committed_and_in_the_en
             await mq.send_many("s", bodies)
             for log in (*logs, best):
                 shown = ends(log, "s").get(key, 0)
-                assert [body for _, body in rows_of(log.pieces(key, 0, shown, 2_000))] == sent[:shown]
+                assert [body for _, body in rows_of(log.pieces(key, 0, shown, 2_000))] == sent[
+                    :shown
+                ]
             master = (await it.master("g1")).config.replica
             await it.crash(master)
             await it.master("g1", other_than=master)
@@ -70,13 +77,19 @@ async def test_no_replicas_files_ever_show_more_than_was_committed_and_in_the_en
             assert [body for _, body in rows_of(log.pieces(key, 0, len(sent), 2_000))] == sent
 
 
-async def test_files_and_brokers_return_the_same_ordered_batches_through_a_split(tmp_path: Path) -> None:
+async def test_files_and_brokers_return_the_same_ordered_batches_through_a_split(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path, THREE, LOG) as it, qmq.connect(it.servers) as mq:
-        await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=16), partitions=3)
+        await mq.metadata.create_subject(
+            SubjectConfig("s", order=Order.STRICT, logical_partitions=16), partitions=3
+        )
         keys = [b"k%d" % (at % 40) for at in range(500)]
         tags = [("even", "odd")[at % 2 :] for at in range(500)]
         for number in range(3):
-            await mq.send_many("s", [b"%d-%d" % (number, at) for at in range(500)], keys=keys, tags=tags)
+            await mq.send_many(
+                "s", [b"%d-%d" % (number, at) for at in range(500)], keys=keys, tags=tags
+            )
             if number < 2:
                 await mq.metadata.change_route("s", split=pb.SplitOperation(partition=number + 1))
         first = (await mq.metadata.describe_route("s", 1)).route
@@ -88,10 +101,14 @@ async def test_files_and_brokers_return_the_same_ordered_batches_through_a_split
             of_servers = await asyncio.to_thread(servers.topology, ["s"])
             assert sum(each.is_sealed for each in of_servers.queues.values()) == 2
             files = opened(*[tmp_path / names[0] for names in THREE.values()], routes=str(routes))
-            shown = {key: queue.end for key, queue in of_servers.queues.items() if queue.last_append_ms}
+            shown = {
+                key: queue.end for key, queue in of_servers.queues.items() if queue.last_append_ms
+            }
             await eventually(lambda: ends(files, "s") == shown)
             of_files = files.topology(["s"])
-            assert without_size(of_files) == {key: queue for key, queue in without_size(of_servers).items() if key in shown}
+            assert without_size(of_files) == {
+                key: queue for key, queue in without_size(of_servers).items() if key in shown
+            }
             assert of_files.routes == of_servers.routes
             assert read(files, of_files) == await asyncio.to_thread(read, servers, of_files)
         finally:

@@ -12,14 +12,23 @@ from qmq.columns import offsets
 from qmq.columns.model import QueueKey, SourceQueue
 from qmq.errors import InvalidArgument
 
-KEYS = st.builds(QueueKey, st.sampled_from(["a", "b.c", "orders"]), st.integers(0, 40), st.sampled_from(["g1", "g-2"]))
+KEYS = st.builds(
+    QueueKey,
+    st.sampled_from(["a", "b.c", "orders"]),
+    st.integers(0, 40),
+    st.sampled_from(["g1", "g-2"]),
+)
 
 
 def queue(subject: str, partition: int, group: str, start: int, end: int) -> SourceQueue:
     return SourceQueue(QueueKey(subject, partition, group), start, end)
 
 
-QUEUES = [queue("orders", 0, "g1", 5, 50), queue("orders", 0, "g2", 0, 9), queue("bank", 3, "g1", 2, 7)]
+QUEUES = [
+    queue("orders", 0, "g1", 5, 50),
+    queue("orders", 0, "g2", 0, 9),
+    queue("bank", 3, "g1", 2, 7),
+]
 
 
 @given(st.dictionaries(KEYS, st.integers(0, 1 << 50)))
@@ -34,18 +43,36 @@ def test_equal_offsets_are_equal_text(found: dict[QueueKey, int]) -> None:
 
 
 def test_earliest_and_latest_are_the_ends_of_what_is_kept() -> None:
-    assert offsets.resolve("startingOffsets", "earliest", QUEUES, "earliest") == {QUEUES[0].key: 5, QUEUES[1].key: 0, QUEUES[2].key: 2}
-    assert offsets.resolve("endingOffsets", "latest", QUEUES, "latest") == {QUEUES[0].key: 50, QUEUES[1].key: 9, QUEUES[2].key: 7}
+    assert offsets.resolve("startingOffsets", "earliest", QUEUES, "earliest") == {
+        QUEUES[0].key: 5,
+        QUEUES[1].key: 0,
+        QUEUES[2].key: 2,
+    }
+    assert offsets.resolve("endingOffsets", "latest", QUEUES, "latest") == {
+        QUEUES[0].key: 50,
+        QUEUES[1].key: 9,
+        QUEUES[2].key: 7,
+    }
 
 
 def test_a_users_json_names_queues_numbers_and_special_places() -> None:
-    given_ = offsets.parse_given("startingOffsets", '{"orders": {"0@g1": 23, "0@g2": -1}, "bank": {"3": -2}}')
-    assert offsets.resolve("startingOffsets", given_, QUEUES, "earliest") == {QUEUES[0].key: 23, QUEUES[1].key: 9, QUEUES[2].key: 2}
+    given_ = offsets.parse_given(
+        "startingOffsets", '{"orders": {"0@g1": 23, "0@g2": -1}, "bank": {"3": -2}}'
+    )
+    assert offsets.resolve("startingOffsets", given_, QUEUES, "earliest") == {
+        QUEUES[0].key: 23,
+        QUEUES[1].key: 9,
+        QUEUES[2].key: 2,
+    }
 
 
 def test_queues_that_a_users_json_leaves_out_begin_at_the_default() -> None:
     given_ = offsets.parse_given("endingOffsets", '{"bank": {"3@g1": 4}}')
-    assert offsets.resolve("endingOffsets", given_, QUEUES, "latest") == {QUEUES[0].key: 50, QUEUES[1].key: 9, QUEUES[2].key: 4}
+    assert offsets.resolve("endingOffsets", given_, QUEUES, "latest") == {
+        QUEUES[0].key: 50,
+        QUEUES[1].key: 9,
+        QUEUES[2].key: 4,
+    }
 
 
 @pytest.mark.parametrize(
@@ -65,7 +92,9 @@ def test_an_invalid_offset_is_refused_with_the_valid_forms(text: str, says: str)
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(("within", "says"), [("0", "several queues"), ("7", "no queue"), ("0@g9", "queues: 0@g1, 0@g2")])
+@pytest.mark.parametrize(
+    ("within", "says"), [("0", "several queues"), ("7", "no queue"), ("0@g9", "queues: 0@g1, 0@g2")]
+)
 def test_an_ambiguous_queue_is_refused_with_a_list_of_the_queues(within: str, says: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         offsets.resolve("startingOffsets", {"orders": {within: 1}}, QUEUES, "earliest")

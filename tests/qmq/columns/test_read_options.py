@@ -29,14 +29,25 @@ def test_a_batch_query_reads_everything_and_a_stream_only_new_messages() -> None
 
 
 def test_names_are_case_insensitive_as_sparks_own() -> None:
-    asked = options.parse({"QMQ.Servers": "a:1", "SUBSCRIBE": "x,y , x", "STARTINGoffsets": "Earliest"}, is_stream=True)
-    assert (asked.where.servers, asked.choice.subjects, asked.start) == ("a:1", ("x", "y"), "earliest")
+    asked = options.parse(
+        {"QMQ.Servers": "a:1", "SUBSCRIBE": "x,y , x", "STARTINGoffsets": "Earliest"},
+        is_stream=True,
+    )
+    assert (asked.where.servers, asked.choice.subjects, asked.start) == (
+        "a:1",
+        ("x", "y"),
+        "earliest",
+    )
 
 
 @pytest.mark.parametrize("name", options.NAMES)
 def test_a_misspelt_option_is_refused_with_the_nearest_name(name: str) -> None:
     misspelt = name[:-1] + "q"
-    assert f"did you mean {name!r}" in refused({**BASE, misspelt: "1"}) or name in ("keys", "path", "tags")
+    assert f"did you mean {name!r}" in refused({**BASE, misspelt: "1"}) or name in (
+        "keys",
+        "path",
+        "tags",
+    )
 
 
 def test_an_option_that_resembles_nothing_is_refused_with_all_names() -> None:
@@ -45,7 +56,10 @@ def test_an_option_that_resembles_nothing_is_refused_with_all_names() -> None:
 
 def test_the_place_of_the_log_is_required() -> None:
     assert "qmq.servers" in refused({"subscribe": "orders"})
-    assert options.parse({"path": "/a,/b", "subscribe": "s"}, is_stream=False).where.paths == ("/a", "/b")
+    assert options.parse({"path": "/a,/b", "subscribe": "s"}, is_stream=False).where.paths == (
+        "/a",
+        "/b",
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +99,9 @@ def test_a_stream_has_no_end(more: dict[str, str]) -> None:
         ({}, "exactly one"),
     ],
 )
-def test_a_wrong_choice_of_subjects_is_an_error_with_advice(given: dict[str, str], says: str) -> None:
+def test_a_wrong_choice_of_subjects_is_an_error_with_advice(
+    given: dict[str, str], says: str
+) -> None:
     assert says in refused({"qmq.servers": "a:1", **given})
 
 

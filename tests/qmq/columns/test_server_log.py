@@ -35,7 +35,9 @@ def opened(it: ServerCluster, retry_ms: int = 20_000) -> ServerLog:
     return ServerAddress(it.servers, retry_ms).open()
 
 
-def everything(log: ServerLog, selection: ReadSelection | None = None) -> dict[QueueKey, list[SourceBatch]]:
+def everything(
+    log: ServerLog, selection: ReadSelection | None = None
+) -> dict[QueueKey, list[SourceBatch]]:
     """All batches of the subject by queue, with the batches of each piece once."""
     found = {}
     for each in log.topology(["s"]).queues.values():
@@ -52,7 +54,9 @@ def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- topology --------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_unordered_subject_is_read_from_every_broker_group_that_ever_had_it(tmp_path: Path) -> None:
+async def test_an_unordered_subject_is_read_from_every_broker_group_that_ever_had_it(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1", "g2")))
         await mq.send_many("s", [b"a%d" % n for n in range(3000)])
@@ -69,9 +73,9 @@ async def test_an_unordered_subject_is_read_from_every_broker_group_that_ever_ha
             assert topology.queues[key(0, "g3")].stored_bytes > 0
             assert topology.queues[key(0, "g3")].last_append_ms > 0
             found = await asyncio.to_thread(everything, log)
-            assert sorted(bodies([batch for each in found.values() for batch in set_of(each)])) == sorted(
-                [b"a%d" % n for n in range(3000)] + [b"b%d" % n for n in range(500)]
-            )
+            assert sorted(
+                bodies([batch for each in found.values() for batch in set_of(each)])
+            ) == sorted([b"a%d" % n for n in range(3000)] + [b"b%d" % n for n in range(500)])
             assert await asyncio.to_thread(log.subjects) == ["s"]
 
 
@@ -87,7 +91,9 @@ async def ordered(mq: Any, partitions: int = 2) -> None:
 
 async def send(mq: Any, count: int, name: str) -> None:
     producer = mq.ordered_producer("s")
-    producer.send_many([b"%s-%d" % (name.encode(), n) for n in range(count)], [f"k{n % 50}" for n in range(count)])
+    producer.send_many(
+        [b"%s-%d" % (name.encode(), n) for n in range(count)], [f"k{n % 50}" for n in range(count)]
+    )
     await producer.flush()
 
 
@@ -97,20 +103,32 @@ async def test_route_changes_give_partitions_with_their_sources_and_ends(tmp_pat
         await send(mq, 400, "v1")
         with closing(opened(it)) as log:
             before = await asyncio.to_thread(log.topology, ["s"])
-            assert {number: (each.lps, each.version, each.sources) for number, each in before.routes["s"].partitions.items()} == {
+            assert {
+                number: (each.lps, each.version, each.sources)
+                for number, each in before.routes["s"].partitions.items()
+            } == {
                 1: (LpRange(0, 8), 1, ()),
                 2: (LpRange(8, 16), 1, ()),
             }
             assert before.routes["s"].sealed_at == {}
-            await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1, at=[4], broker_groups=["g1", "g3"]))
+            await mq.metadata.change_route(
+                "s", split=pb.SplitOperation(partition=1, at=[4], broker_groups=["g1", "g3"])
+            )
             await send(mq, 400, "v2")
-            await mq.metadata.change_route("s", merge=pb.MergeOperation(partitions=[4, 2], broker_group="g2"))
+            await mq.metadata.change_route(
+                "s", merge=pb.MergeOperation(partitions=[4, 2], broker_group="g2")
+            )
             await send(mq, 400, "v3")
-            await mq.metadata.change_route("s", move=pb.MoveOperation(partition=5, broker_group="g1"))
+            await mq.metadata.change_route(
+                "s", move=pb.MoveOperation(partition=5, broker_group="g1")
+            )
             after = await asyncio.to_thread(log.topology, ["s"])
             routes = after.routes["s"]
             assert (routes.version, routes.logical_partitions) == (4, LPS)
-            assert {number: (each.lps, each.broker_group, each.version, each.sources) for number, each in routes.partitions.items()} == {
+            assert {
+                number: (each.lps, each.broker_group, each.version, each.sources)
+                for number, each in routes.partitions.items()
+            } == {
                 1: (LpRange(0, 8), before.routes["s"].partitions[1].broker_group, 1, ()),
                 2: (LpRange(8, 16), before.routes["s"].partitions[2].broker_group, 1, ()),
                 3: (LpRange(0, 4), "g1", 2, (1,)),
@@ -130,7 +148,9 @@ async def test_route_changes_give_partitions_with_their_sources_and_ends(tmp_pat
             assert await asyncio.to_thread(fresh.topology, ["s"]) == after
 
 
-async def test_a_partition_sealed_after_the_question_ends_at_its_command_message(tmp_path: Path) -> None:
+async def test_a_partition_sealed_after_the_question_ends_at_its_command_message(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await ordered(mq, partitions=1)
         await send(mq, 100, "v1")
@@ -143,7 +163,9 @@ async def test_a_partition_sealed_after_the_question_ends_at_its_command_message
 
                 async def change() -> None:
                     await send(mq, 50, "v1b")
-                    await mq.metadata.change_route("s", split=pb.SplitOperation(partition=1, at=[8]))
+                    await mq.metadata.change_route(
+                        "s", split=pb.SplitOperation(partition=1, at=[8])
+                    )
                     await send(mq, 100, "v2")
 
                 asyncio.run_coroutine_threadsafe(change(), loop).result()
@@ -157,12 +179,19 @@ async def test_a_partition_sealed_after_the_question_ends_at_its_command_message
             assert found.routes["s"].sealed_at == {1: 150}
 
 
-async def test_a_partition_that_a_fence_closed_has_an_end_once_its_broker_group_is_back(tmp_path: Path) -> None:
+async def test_a_partition_that_a_fence_closed_has_an_end_once_its_broker_group_is_back(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await ordered(mq, partitions=1)
         await send(mq, 100, "v1")
         with closing(opened(it, 500)) as log:
-            first = (await asyncio.to_thread(log.topology, ["s"])).routes["s"].partitions[1].broker_group
+            first = (
+                (await asyncio.to_thread(log.topology, ["s"]))
+                .routes["s"]
+                .partitions[1]
+                .broker_group
+            )
             await it.stop(f"{first}-a")
             async with asyncio.timeout(60):
                 while (await mq.metadata.describe_route("s")).latest_version == 1:
@@ -172,14 +201,24 @@ async def test_a_partition_that_a_fence_closed_has_an_end_once_its_broker_group_
             await it.start(f"{first}-a")
         with closing(opened(it)) as log:
             async with asyncio.timeout(60):
-                while not (found := await asyncio.to_thread(log.topology, ["s"])).routes["s"].sealed_at:
+                while (
+                    not (found := await asyncio.to_thread(log.topology, ["s"]))
+                    .routes["s"]
+                    .sealed_at
+                ):
                     await asyncio.sleep(0.05)
             routes = found.routes["s"]
-            assert (routes.version, dict(routes.sealed_at), routes.partitions[2].sources) == (2, {1: 100}, (1,))
+            assert (routes.version, dict(routes.sealed_at), routes.partitions[2].sources) == (
+                2,
+                {1: 100},
+                (1,),
+            )
             assert found.queues[key(1, first)].is_sealed
 
 
-async def test_an_ordered_subject_without_messages_has_its_partitions_all_the_same(tmp_path: Path) -> None:
+async def test_an_ordered_subject_without_messages_has_its_partitions_all_the_same(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await ordered(mq, partitions=1)
         with closing(opened(it)) as log:
@@ -226,12 +265,16 @@ async def test_a_time_is_found_in_each_queue_or_gives_its_end(tmp_path: Path) ->
             assert await asyncio.to_thread(log.find_time, key(1, group), later + 60_000) == 20
 
 
-async def test_pieces_cover_each_sequence_of_a_range_once_in_about_the_wanted_size(tmp_path: Path) -> None:
+async def test_pieces_cover_each_sequence_of_a_range_once_in_about_the_wanted_size(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
         await mq.send_many("s", [bytes(100)] * 1000)
         with closing(opened(it)) as log:
-            stored = (await asyncio.to_thread(log.topology, ["s"])).queues[key(0, "g1")].stored_bytes
+            stored = (
+                (await asyncio.to_thread(log.topology, ["s"])).queues[key(0, "g1")].stored_bytes
+            )
             found = await asyncio.to_thread(log.pieces, key(0, "g1"), 100, 900, stored // 10)
             assert [each.first for each in found] == [100, *[each.end for each in found[:-1]]]
             assert found[-1].end == 900
@@ -239,7 +282,9 @@ async def test_pieces_cover_each_sequence_of_a_range_once_in_about_the_wanted_si
             assert log.pieces(key(0, "g1"), 5, 5, 1) == []
             assert len(log.pieces(key(0, "g1"), 5, 8, 1)) == 3
         with closing(opened(it)) as fresh:
-            assert await asyncio.to_thread(fresh.pieces, key(0, "g1"), 100, 900, stored // 10) == found
+            assert (
+                await asyncio.to_thread(fresh.pieces, key(0, "g1"), 100, 900, stored // 10) == found
+            )
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------------
@@ -259,10 +304,16 @@ async def test_what_cannot_match_a_selection_is_not_even_sent(tmp_path: Path) ->
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
         for each in range(40):
-            await mq.send_many("s", [b"%d" % each] * 3, tags=[("even" if each % 2 == 0 else "odd",)] * 3)
+            await mq.send_many(
+                "s", [b"%d" % each] * 3, tags=[("even" if each % 2 == 0 else "odd",)] * 3
+            )
         with closing(opened(it)) as log:
-            found = await asyncio.to_thread(everything, log, selection=ReadSelection(tags_any=("odd",)))
-            assert bodies(set_of(found[key(0, "g1")]))[::3] == [b"%d" % each for each in range(1, 40, 2)]
+            found = await asyncio.to_thread(
+                everything, log, selection=ReadSelection(tags_any=("odd",))
+            )
+            assert bodies(set_of(found[key(0, "g1")]))[::3] == [
+                b"%d" % each for each in range(1, 40, 2)
+            ]
 
 
 async def test_only_wanted_logical_partitions_are_sent(tmp_path: Path) -> None:
@@ -275,13 +326,19 @@ async def test_only_wanted_logical_partitions_are_sent(tmp_path: Path) -> None:
         with closing(opened(it)) as log:
             (queue,) = (await asyncio.to_thread(log.topology, ["s"])).queues.values()
             whole = await asyncio.to_thread(read_all, log, [QueuePiece(queue.key, 0, 20)])
-            low = await asyncio.to_thread(read_all, log, [QueuePiece(queue.key, 0, 20, lps=(LpRange(0, 8),))])
-            high = await asyncio.to_thread(read_all, log, [QueuePiece(queue.key, 0, 20, lps=(LpRange(8, 16),))])
+            low = await asyncio.to_thread(
+                read_all, log, [QueuePiece(queue.key, 0, 20, lps=(LpRange(0, 8),))]
+            )
+            high = await asyncio.to_thread(
+                read_all, log, [QueuePiece(queue.key, 0, 20, lps=(LpRange(8, 16),))]
+            )
             assert 0 < len(low) < len(whole)
             assert sorted(bodies(low) + bodies(high)) == sorted(bodies(whole))
 
 
-async def test_after_a_master_is_killed_in_mid_read_its_successor_continues_exactly(tmp_path: Path) -> None:
+async def test_after_a_master_is_killed_in_mid_read_its_successor_continues_exactly(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path, REPLICATED) as it, qmq.connect(it.servers) as mq:
         for each in range(60):
             await mq.send_many("s", [b"%d-%d" % (each, n) for n in range(20)])
@@ -308,15 +365,22 @@ async def test_a_mastership_that_is_handed_over_in_mid_read_is_followed(tmp_path
             assert len((await asyncio.to_thread(log.topology, ["s"])).queues) == 1
 
 
-async def test_a_broker_group_that_stays_away_is_named_when_patience_is_over(tmp_path: Path) -> None:
+async def test_a_broker_group_that_stays_away_is_named_when_patience_is_over(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1", "g2")))
         for _ in range(40):
             await mq.send_many("s", [bytes(500)] * 10)
         with closing(opened(it, 300)) as log:
-            ends = {each.key.broker_group: each.end for each in (await asyncio.to_thread(log.topology, ["s"])).queues.values()}
+            ends = {
+                each.key.broker_group: each.end
+                for each in (await asyncio.to_thread(log.topology, ["s"])).queues.values()
+            }
             group = max(ends, key=lambda name: ends[name])
-            reader = log.read(QueuePiece(key(0, group), 0, ends[group]), ReadSelection(), skips_lost=False)
+            reader = log.read(
+                QueuePiece(key(0, group), 0, ends[group]), ReadSelection(), skips_lost=False
+            )
             await asyncio.to_thread(next, reader)
             await it.stop(f"{group}-a")
             with pytest.raises(NotConnected, match=group):
@@ -328,14 +392,19 @@ async def test_a_broker_group_that_stays_away_is_named_when_patience_is_over(tmp
 
 
 async def test_without_any_metaserver_the_error_names_the_silent_ones() -> None:
-    with closing(ServerAddress("127.0.0.1:1,127.0.0.1:2", 100).open()) as log, pytest.raises(NotConnected, match="broker answers"):
+    with (
+        closing(ServerAddress("127.0.0.1:1,127.0.0.1:2", 100).open()) as log,
+        pytest.raises(NotConnected, match="broker answers"),
+    ):
         await asyncio.to_thread(log.subjects)
     for servers in ("", "localhost", "a:b"):
         with pytest.raises(InvalidArgument):
             ServerAddress(servers).open()
 
 
-async def test_reading_expired_messages_fails_with_the_remaining_range_or_skips(tmp_path: Path) -> None:
+async def test_reading_expired_messages_fails_with_the_remaining_range_or_skips(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
         for each in range(5):
@@ -346,9 +415,15 @@ async def test_reading_expired_messages_fails_with_the_remaining_range_or_skips(
             piece = QueuePiece(key(0, "g1"), 5, 45)
             with pytest.raises(MessagesExpired, match=r"5 to 29 .*remaining one is 30"):
                 await asyncio.to_thread(read_all, log, [piece])
-            found = await asyncio.to_thread(lambda: list(log.read(piece, ReadSelection(), skips_lost=True)))
+            found = await asyncio.to_thread(
+                lambda: list(log.read(piece, ReadSelection(), skips_lost=True))
+            )
             assert [batch.envelope.base_sequence for batch in found] == [30, 40]
-            gone = await asyncio.to_thread(lambda: list(log.read(QueuePiece(key(0, "g1"), 5, 20), ReadSelection(), skips_lost=True)))
+            gone = await asyncio.to_thread(
+                lambda: list(
+                    log.read(QueuePiece(key(0, "g1"), 5, 20), ReadSelection(), skips_lost=True)
+                )
+            )
             assert gone == []
             assert (await asyncio.to_thread(log.topology, ["s"])).queues[key(0, "g1")].start == 30
 
@@ -390,13 +465,19 @@ async def test_a_reader_that_is_left_in_the_middle_disturbs_no_other(tmp_path: P
                 next(other)
                 rest = len(list(one))
                 other.close()  # type: ignore[attr-defined]
-                return rest, len(read_all(log, [piece])), log.topology(["s"]).queues[key(0, "g1")].end
+                return (
+                    rest,
+                    len(read_all(log, [piece])),
+                    log.topology(["s"]).queues[key(0, "g1")].end,
+                )
 
             assert await asyncio.to_thread(read) == (19, 20, 200)
 
 
 def test_a_batch_that_came_damaged_is_named() -> None:
-    sent, region = encode(b"s", Columns([b"body"]), producer_id=1, batch_sequence=0, create_time_ms=0)
+    sent, region = encode(
+        b"s", Columns([b"body"]), producer_id=1, batch_sequence=0, create_time_ms=0
+    )
     crc = int.from_bytes(sent[12:16], "little")
     envelope = place(0, 64 + len(region), crc, 40, 1, 1, 1, 0)
     whole = bytearray(envelope + region)

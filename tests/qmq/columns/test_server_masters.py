@@ -31,7 +31,9 @@ PRODUCER = 77
 
 
 @contextmanager
-def masters_of(servers: str, retry_ms: int = 20_000, *, delayed: bool = False) -> Iterator[MasterConnections]:
+def masters_of(
+    servers: str, retry_ms: int = 20_000, *, delayed: bool = False
+) -> Iterator[MasterConnections]:
     metadata = Metadata(servers, retry_ms)
     found = MasterConnections(metadata, delayed=delayed)
     try:
@@ -42,7 +44,15 @@ def masters_of(servers: str, retry_ms: int = 20_000, *, delayed: bool = False) -
 
 
 def batch(number: int, count: int = 3) -> bytes:
-    return b"".join(encode(b"s", Columns([b"x"] * count), producer_id=PRODUCER, batch_sequence=number, create_time_ms=1))
+    return b"".join(
+        encode(
+            b"s",
+            Columns([b"x"] * count),
+            producer_id=PRODUCER,
+            batch_sequence=number,
+            create_time_ms=1,
+        )
+    )
 
 
 def find(masters: MasterConnections, group: str = "g1", before: int = 1 << 40) -> list[list[int]]:
@@ -50,7 +60,9 @@ def find(masters: MasterConnections, group: str = "g1", before: int = 1 << 40) -
     return wire.FoundBatches.unpack(masters.call("s", group, FrameKind.FIND, request.pack())).found
 
 
-async def test_what_an_attempt_stored_before_it_died_is_found_at_the_next_master_too(tmp_path: Path) -> None:
+async def test_what_an_attempt_stored_before_it_died_is_found_at_the_next_master_too(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path, REPLICATED) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
         with masters_of(it.servers) as masters:
@@ -81,7 +93,9 @@ async def test_a_master_that_handed_over_is_left_for_the_new_one(tmp_path: Path)
             masters.give("g1", channel)
 
 
-async def test_a_connection_that_was_given_back_is_used_again_and_one_that_was_lost_is_not(tmp_path: Path) -> None:
+async def test_a_connection_that_was_given_back_is_used_again_and_one_that_was_lost_is_not(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path) as it, qmq.connect(it.servers) as mq:
         await mq.metadata.create_subject(SubjectConfig("s", groups=("g1",)))
         with masters_of(it.servers) as masters:
@@ -116,7 +130,10 @@ async def test_a_broker_that_does_not_know_a_subject_yet_is_asked_again(tmp_path
                 await asyncio.to_thread(masters.take, "t", "g1")
             assert await asyncio.to_thread(masters.ask, "s", "g1", act) == "known"
         asked.clear()
-        with masters_of(it.servers, 0) as masters, pytest.raises(NotConnected, match="does not know subject 's'"):
+        with (
+            masters_of(it.servers, 0) as masters,
+            pytest.raises(NotConnected, match="does not know subject 's'"),
+        ):
             await asyncio.to_thread(masters.ask, "s", "g1", act)
 
 
@@ -136,7 +153,13 @@ async def test_a_metaserver_that_is_away_is_passed_over(tmp_path: Path) -> None:
         await mq.send("s", b"x")
         with closing(ServerAddress(f"127.0.0.1:1, {it.servers}", 10_000).open()) as log:
             assert await asyncio.to_thread(log.subjects) == ["s"]
-            assert sum(each.end for each in (await asyncio.to_thread(log.topology, ["s"])).queues.values()) == 1
+            assert (
+                sum(
+                    each.end
+                    for each in (await asyncio.to_thread(log.topology, ["s"])).queues.values()
+                )
+                == 1
+            )
 
 
 def test_the_timeout_restarts_with_every_step_and_ends_with_the_last_failure() -> None:
@@ -155,13 +178,21 @@ async def test_delayed_batches_are_found_and_fetched_at_the_delay_group(tmp_path
     async with running(node_config(tmp_path, delay=True)) as node, qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(SubjectConfig("s"))
         due = node.broker.clock.time_ms() + 3_600_000
-        region = encode(b"s", Columns([b"later"] * 2, due_times_ms=[due] * 2), producer_id=PRODUCER, batch_sequence=4, create_time_ms=1)
+        region = encode(
+            b"s",
+            Columns([b"later"] * 2, due_times_ms=[due] * 2),
+            producer_id=PRODUCER,
+            batch_sequence=4,
+            create_time_ms=1,
+        )
 
         def write(masters: MasterConnections) -> tuple[list[list[int]], wire.Fetched]:
             (group,) = masters.locate("s").hosts
             masters.call("s", group, FrameKind.PRODUCE, *region)
             request = wire.Fetch("s", 0, 0, 1 << 40, 0, 1 << 20, [], [], [], 0)
-            return find(masters, group), wire.unpack_fetched(masters.call("s", group, FrameKind.FETCH, request.pack()))[0]
+            return find(masters, group), wire.unpack_fetched(
+                masters.call("s", group, FrameKind.FETCH, request.pack())
+            )[0]
 
         with masters_of(node.address, delayed=True) as masters:
             found, fetched = await asyncio.to_thread(write, masters)
@@ -178,7 +209,9 @@ async def consume(mq: qmq.Client, count: int) -> None:
             await (await anext(aiter(consumer))).ack_sync()
 
 
-async def test_the_committed_action_log_of_a_broker_group_says_what_was_consumed(tmp_path: Path) -> None:
+async def test_the_committed_action_log_of_a_broker_group_says_what_was_consumed(
+    tmp_path: Path,
+) -> None:
     async with running(node_config(tmp_path, delay=True)) as node, qmq.connect(node.address) as mq:
         await mq.send_many("s", [b"x"] * 5)
         await consume(mq, 5)
@@ -187,8 +220,14 @@ async def test_the_committed_action_log_of_a_broker_group_says_what_was_consumed
         assert groups == [node.config.broker.name]
         entries = await asyncio.to_thread(lambda: list(committed_actions(address, groups[0])))
         assert {envelope.kind for envelope, _ in entries} == {Kind.ACTIONS}
-        assert [envelope.index for envelope, _ in entries] == sorted(envelope.index for envelope, _ in entries)
-        names = {type(action).__name__ for _, region in entries for action in decode_actions(unwrap(region))}
+        assert [envelope.index for envelope, _ in entries] == sorted(
+            envelope.index for envelope, _ in entries
+        )
+        names = {
+            type(action).__name__
+            for _, region in entries
+            for action in decode_actions(unwrap(region))
+        }
         assert {"Begin", "Join", "PullAction", "SettleAction"} <= names
         with pytest.raises(InvalidArgument, match="there are"):
             await asyncio.to_thread(lambda: list(committed_actions(address, "nobody")))
@@ -199,11 +238,20 @@ async def test_uncommitted_actions_are_not_reported(tmp_path: Path) -> None:
         await mq.send_many("s", [b"x"] * 5)
         await consume(mq, 5)
         address = ServerAddress(node.address, 5_000)
-        whole = await asyncio.to_thread(lambda: list(committed_actions(address, node.config.broker.name)))
+        whole = await asyncio.to_thread(
+            lambda: list(committed_actions(address, node.config.broker.name))
+        )
         store = node.broker.store
-        await eventually(lambda: store.is_flushed)  # the end of a flush is a turn, which commits everything
+        await eventually(
+            lambda: store.is_flushed
+        )  # the end of a flush is a turn, which commits everything
         committed, store.committed_index = store.committed_index, whole[1][0].index
-        assert await asyncio.to_thread(lambda: list(committed_actions(address, node.config.broker.name))) == whole[:2]
+        assert (
+            await asyncio.to_thread(
+                lambda: list(committed_actions(address, node.config.broker.name))
+            )
+            == whole[:2]
+        )
         store.committed_index = committed
 
 

@@ -35,7 +35,11 @@ class History:
             self.change()
         for _ in range(self.chance.randrange(8)):
             lp = self.chance.randrange(LPS)
-            owner = next(number for number in self.open if self.partitions[number].lps.first <= lp < self.partitions[number].lps.end)
+            owner = next(
+                number
+                for number in self.open
+                if self.partitions[number].lps.first <= lp < self.partitions[number].lps.end
+            )
             self.rows[owner].append((lp, self.sent))
             self.sent += 1
         if self.fenced and self.chance.random() < 0.5:
@@ -61,7 +65,9 @@ class History:
         for begin, stop in pairwise(cuts):
             number = max(self.partitions) + 1
             group = self.chance.choice(GROUPS)
-            self.partitions[number] = RoutePartition(number, LpRange(begin, stop), group, self.version, tuple(sources))
+            self.partitions[number] = RoutePartition(
+                number, LpRange(begin, stop), group, self.version, tuple(sources)
+            )
             self.open.add(number)
             self.rows[number] = []
 
@@ -70,13 +76,19 @@ class History:
 
     def topology(self) -> Topology:
         queues = {
-            self.key(number): SourceQueue(self.key(number), 0, len(rows), 100 * len(rows), is_sealed=number in self.sealed)
+            self.key(number): SourceQueue(
+                self.key(number), 0, len(rows), 100 * len(rows), is_sealed=number in self.sealed
+            )
             for number, rows in self.rows.items()
         }
-        return Topology(queues, {SUBJECT: Routes(LPS, self.version, dict(self.partitions), dict(self.sealed))})
+        return Topology(
+            queues, {SUBJECT: Routes(LPS, self.version, dict(self.partitions), dict(self.sealed))}
+        )
 
 
-def read(history: History, start: dict[QueueKey, int], end: dict[QueueKey, int]) -> list[tuple[int, int]]:
+def read(
+    history: History, start: dict[QueueKey, int], end: dict[QueueKey, int]
+) -> list[tuple[int, int]]:
     return [row for key in end for row in history.rows[key.partition][start.get(key, 0) : end[key]]]
 
 
@@ -99,13 +111,17 @@ def micro_batches(history: History, limits: Iterator[Limit]) -> Iterator[list[tu
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_stream_gives_every_message_once_and_each_key_in_order_over_micro_batches(seed: int) -> None:
+def test_a_stream_gives_every_message_once_and_each_key_in_order_over_micro_batches(
+    seed: int,
+) -> None:
     history = History(seed)
     chance = random.Random(seed)
 
     def limits() -> Iterator[Limit]:
         while True:
-            yield chance.choice([Limit(), Limit(chance.randrange(1, 20)), Limit(None, chance.randrange(1, 2000))])
+            yield chance.choice(
+                [Limit(), Limit(chance.randrange(1, 20)), Limit(None, chance.randrange(1, 2000))]
+            )
 
     newest: dict[int, int] = {}
     seen: set[int] = set()
@@ -199,4 +215,8 @@ def test_an_empty_source_does_not_let_its_targets_pass_the_source_before_it() ->
     queues = {key: SourceQueue(key, 0, end) for key, end in zip(keys, (100, 0, 20), strict=True)}
     topology = Topology(queues, {SUBJECT: Routes(16, 3, parts, {1: 100, 2: 0})})
     assert admit(topology, {keys[0]: 50}) == {keys[0]: 100}
-    assert planning.open_partitions(SUBJECT, topology.routes[SUBJECT], {}, {keys[1], keys[2]}) == {1, 2, 3}
+    assert planning.open_partitions(SUBJECT, topology.routes[SUBJECT], {}, {keys[1], keys[2]}) == {
+        1,
+        2,
+        3,
+    }

@@ -15,7 +15,14 @@ from qmq.console import app as console_app
 from qmq.console.app import ConsoleServer, own_path
 from qmq.console.config import ConsoleConfig, LoginMode, check
 from qmq.console.guard import FORM_BYTES_MAX
-from qmq.console.sessions import IDLE_S, LIFE_S, SESSIONS_EACH_MAX, SESSIONS_MAX, ConsoleCaller, Sessions
+from qmq.console.sessions import (
+    IDLE_S,
+    LIFE_S,
+    SESSIONS_EACH_MAX,
+    SESSIONS_MAX,
+    ConsoleCaller,
+    Sessions,
+)
 from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
 
@@ -30,7 +37,9 @@ async def stranger(cluster: TestCluster) -> AsyncIterator[PlainBrowser]:
     await site.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/history.json", "/subjects", "/subjects/orders", "/subjects/orders/tail"])
+@pytest.mark.parametrize(
+    "path", ["/", "/history.json", "/subjects", "/subjects/orders", "/subjects/orders/tail"]
+)
 async def test_nothing_is_shown_to_who_is_not_logged_in(path: str, stranger: PlainBrowser) -> None:
     answer = await stranger.ask("GET", path)
     assert answer.status == 303
@@ -51,7 +60,9 @@ async def test_the_cookie_is_kept_from_scripts_and_other_sites(stranger: PlainBr
     assert KEY not in cookie
 
 
-async def test_every_answer_forbids_inline_scripts_foreign_sources_and_frames(browser: PlainBrowser) -> None:
+async def test_every_answer_forbids_inline_scripts_foreign_sources_and_frames(
+    browser: PlainBrowser,
+) -> None:
     for path in ("/", "/login", "/nowhere", "/static/app.js", "/subjects/none"):
         headers = (await browser.ask("GET", path)).headers
         policy = headers["content-security-policy"]
@@ -71,9 +82,16 @@ async def test_a_host_of_another_name_is_not_served(browser: PlainBrowser) -> No
 
 
 @pytest.mark.parametrize(
-    "headers", [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"sec-fetch-site": "", "origin": "http://evil.example"}]
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "", "origin": "http://evil.example"},
+    ],
 )
-async def test_a_form_of_another_site_is_refused(headers: dict[str, str], browser: PlainBrowser) -> None:
+async def test_a_form_of_another_site_is_refused(
+    headers: dict[str, str], browser: PlainBrowser
+) -> None:
     assert (await browser.ask("POST", "/logout", headers)).status == 403
 
 
@@ -111,7 +129,9 @@ async def secured(cluster: TestCluster) -> dict[str, str]:
     return tokens
 
 
-async def test_who_logs_in_by_token_sees_what_the_rules_allow_that_token(cluster: TestCluster) -> None:
+async def test_who_logs_in_by_token_sees_what_the_rules_allow_that_token(
+    cluster: TestCluster,
+) -> None:
     tokens = await secured(cluster)
     site = site_of(cluster, login=LoginMode.TOKEN)
     seen = {}
@@ -120,7 +140,9 @@ async def test_who_logs_in_by_token_sees_what_the_rules_allow_that_token(cluster
         page = await browser.post("/login", {"token": token, "csrf": ""})
         assert page.status == 200, page.text
         assert name in page.text
-        seen[name] = [(await browser.get(f"/subjects/{subject}")).text for subject in ("orders", "secrets")]
+        seen[name] = [
+            (await browser.get(f"/subjects/{subject}")).text for subject in ("orders", "secrets")
+        ]
         assert token not in page.text
         assert token not in str(browser.cookies)
     assert "seen" in seen["op:alice"][0]
@@ -130,7 +152,9 @@ async def test_who_logs_in_by_token_sees_what_the_rules_allow_that_token(cluster
     await site.close()
 
 
-async def test_a_token_that_the_cluster_does_not_know_opens_no_session(cluster: TestCluster) -> None:
+async def test_a_token_that_the_cluster_does_not_know_opens_no_session(
+    cluster: TestCluster,
+) -> None:
     await secured(cluster)
     site = site_of(cluster, login=LoginMode.TOKEN)
     browser = PlainBrowser(site)
@@ -149,20 +173,35 @@ async def test_a_token_by_a_proxy_counts_only_from_the_trusted_one(cluster: Test
     assert (await PlainBrowser(site, peer="10.9.9.9").ask("GET", "/")).status == 401
     browser = PlainBrowser(site, peer="10.9.9.9")
     assert "op:alice" in (await browser.ask("GET", "/", header)).text
-    assert "op:bob" in (await browser.ask("GET", "/", {"x-forwarded-access-token": tokens["op:bob"]})).text
+    assert (
+        "op:bob"
+        in (await browser.ask("GET", "/", {"x-forwarded-access-token": tokens["op:bob"]})).text
+    )
     await site.close()
 
 
 async def test_of_a_proxy_s_header_only_one_token_counts_in_one_form(cluster: TestCluster) -> None:
     tokens = await secured(cluster)
     alice, bob = (tokens[name].encode() for name in ("op:alice", "op:bob"))
-    server = ConsoleServer(ConsoleConfig("", port=0, login=LoginMode.PROXY, proxies=(HOST,)), lambda token: cluster.client(token=token))
+    server = ConsoleServer(
+        ConsoleConfig("", port=0, login=LoginMode.PROXY, proxies=(HOST,)),
+        lambda token: cluster.client(token=token),
+    )
     await server.start()
     header = b"x-forwarded-access-token: "
     statuses = {
-        200: [header + alice, header.upper() + alice, header + b"Bearer " + alice, header + b"bearer " + alice],
+        200: [
+            header + alice,
+            header.upper() + alice,
+            header + b"Bearer " + alice,
+            header + b"bearer " + alice,
+        ],
         400: [
-            *(header + alice + b"\r\n" + header + bob, header + b"\r\n" + header + alice, header + alice + b", " + bob),
+            *(
+                header + alice + b"\r\n" + header + bob,
+                header + b"\r\n" + header + alice,
+                header + alice + b", " + bob,
+            ),
             *(
                 header + b"a\x01b",
                 header + b"a\xffb",
@@ -172,7 +211,12 @@ async def test_of_a_proxy_s_header_only_one_token_counts_in_one_form(cluster: Te
             ),
         ],
         401: [
-            *(b"x_forwarded_access_token: " + alice, b"X-Forwarded_Access-Token: " + alice, b"authorization: Bearer " + alice, header),
+            *(
+                b"x_forwarded_access_token: " + alice,
+                b"X-Forwarded_Access-Token: " + alice,
+                b"authorization: Bearer " + alice,
+                header,
+            ),
             *(header + b"node:broker0", header + b"op:alice", header + b"Bearer "),
         ],
     }
@@ -191,20 +235,26 @@ async def answered(port: int, head: bytes) -> bytes:
     """The answer to a request with these lines in its head."""
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
-        writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n" + head + b"\r\n\r\n")
+        writer.write(
+            b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n" + head + b"\r\n\r\n"
+        )
         return await reader.read()
     finally:
         writer.close()
 
 
-async def test_a_token_that_the_proxy_renews_keeps_the_session_its_forms_and_its_jobs(cluster: TestCluster) -> None:
+async def test_a_token_that_the_proxy_renews_keeps_the_session_its_forms_and_its_jobs(
+    cluster: TestCluster,
+) -> None:
     mq = cluster.client()
     await mq.send("orders", b"one")
     async with mq.consumer("orders", "billing", ack="explicit") as consumer:
         (await anext(consumer)).reject("broken")
     while not await mq.metadata.dead_letter_queues("billing"):
         await asyncio.sleep(0.01)
-    old, new, other = [await mq.access.create_token(name) for name in ("op:alice", "op:alice", "op:bob")]
+    old, new, other = [
+        await mq.access.create_token(name) for name in ("op:alice", "op:alice", "op:bob")
+    ]
     site = site_of(cluster, login=LoginMode.PROXY, proxies=("10.9.9.9",), is_writable=True)
     alice = PlainBrowser(site, peer="10.9.9.9")
     shown = {"x-forwarded-access-token": old.token}
@@ -224,13 +274,17 @@ async def test_a_token_that_the_proxy_renews_keeps_the_session_its_forms_and_its
     (caller,) = site.sessions.callers()
     bob = await alice.ask("GET", job.partition("?")[0], {"x-forwarded-access-token": other.token})
     assert bob.status == 404
-    assert caller not in site.sessions.callers(), "the session of another person ends, and its jobs with it"
+    assert caller not in site.sessions.callers(), (
+        "the session of another person ends, and its jobs with it"
+    )
     await site.close()
 
 
 async def test_two_consoles_of_one_host_share_a_browser(cluster: TestCluster) -> None:
     cookies: dict[str, str] = {}
-    browsers = [PlainBrowser(site_of(cluster), cookies, host=f"localhost:{port}") for port in (20888, 20889)]
+    browsers = [
+        PlainBrowser(site_of(cluster), cookies, host=f"localhost:{port}") for port in (20888, 20889)
+    ]
     for browser in browsers:
         await browser.log_in()
     assert [(await browser.ask("GET", "/")).status for browser in browsers] == [200, 200]
@@ -242,9 +296,16 @@ async def test_two_consoles_of_one_host_share_a_browser(cluster: TestCluster) ->
 
 @pytest.mark.parametrize(
     ("listens", "host"),
-    [("fd00::1", "[fd00::1]:20888"), ("[fd00::1]", "[fd00::1]"), ("fd00:0:0::1", "[fd00::1]:443"), ("127.0.0.1", "[::1]:20888")],
+    [
+        ("fd00::1", "[fd00::1]:20888"),
+        ("[fd00::1]", "[fd00::1]"),
+        ("fd00:0:0::1", "[fd00::1]:443"),
+        ("127.0.0.1", "[::1]:20888"),
+    ],
 )
-async def test_a_console_on_an_ipv6_address_serves_the_host_that_browsers_send(cluster: TestCluster, listens: str, host: str) -> None:
+async def test_a_console_on_an_ipv6_address_serves_the_host_that_browsers_send(
+    cluster: TestCluster, listens: str, host: str
+) -> None:
     site = site_of(cluster, host=listens)
     assert (await PlainBrowser(site, host=host).ask("GET", "/login")).status == 200
     assert (await PlainBrowser(site, host="[fd00::2]:20888").ask("GET", "/login")).status == 421
@@ -254,7 +315,15 @@ async def test_a_console_on_an_ipv6_address_serves_the_host_that_browsers_send(c
 def test_after_a_login_only_paths_of_the_console_are_gone_to() -> None:
     for own in ("/", "/subjects/a?content=b"):
         assert own_path(own) == own
-    for other in ("https://evil.example", "//evil.example", "/\\evil.example", "javascript:1", "", "/a\\b", "/a\r\nset-cookie: x"):
+    for other in (
+        "https://evil.example",
+        "//evil.example",
+        "/\\evil.example",
+        "javascript:1",
+        "",
+        "/a\\b",
+        "/a\r\nset-cookie: x",
+    ):
         assert own_path(other) == "/"
 
 
@@ -280,7 +349,10 @@ def test_sessions_end_when_they_are_idle_old_or_too_many() -> None:
 async def test_a_body_longer_than_its_content_length_says_is_refused(cluster: TestCluster) -> None:
     site = site_of(cluster, login=LoginMode.TOKEN)
     answer = await PlainBrowser(site).ask(
-        "POST", "/login", {"content-length": "10", "transfer-encoding": "chunked"}, bytes(FORM_BYTES_MAX + 1)
+        "POST",
+        "/login",
+        {"content-length": "10", "transfer-encoding": "chunked"},
+        bytes(FORM_BYTES_MAX + 1),
     )
     assert answer.status == 413
     await site.close()
@@ -306,7 +378,10 @@ def test_when_all_places_are_taken_the_principal_with_the_most_sessions_pays() -
 
 def test_a_console_is_not_opened_to_strangers_by_accident() -> None:
     assert check(ConsoleConfig("s"), is_insecure=False) == ()
-    for config in (ConsoleConfig("s", host="10.0.0.1"), ConsoleConfig("s", host="0.0.0.0", login=LoginMode.TOKEN)):
+    for config in (
+        ConsoleConfig("s", host="10.0.0.1"),
+        ConsoleConfig("s", host="0.0.0.0", login=LoginMode.TOKEN),
+    ):
         with pytest.raises(InvalidArgument, match="--insecure"):
             check(config, is_insecure=False)
         assert check(config, is_insecure=True)
@@ -317,7 +392,9 @@ def test_a_console_is_not_opened_to_strangers_by_accident() -> None:
             check(ConsoleConfig("s", login=LoginMode.PROXY, proxies=(name,)), is_insecure=True)
 
 
-async def test_one_principal_that_fills_the_places_leaves_room_for_another(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_principal_that_fills_the_places_leaves_room_for_another(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(console_app, "REQUESTS_MAX", 4)
     await cluster.client().send("orders", b"x")
     server = ConsoleServer(ConsoleConfig(cluster.address, port=0), clients_of(cluster))
@@ -325,11 +402,17 @@ async def test_one_principal_that_fills_the_places_leaves_room_for_another(clust
     cookies = {}
     for name in ("mallory", "alice"):
         caller = ConsoleCaller(cluster.client(), time.monotonic, time.time)
-        cookies[name] = f"{COOKIE.rpartition('_')[0]}_{server.port}={server.site.sessions.open(None, caller, principal=f'app:{name}').id}"
+        cookies[name] = (
+            f"{COOKIE.rpartition('_')[0]}_{server.port}={server.site.sessions.open(None, caller, principal=f'app:{name}').id}"
+        )
 
-    async def answer(name: str, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+    async def answer(
+        name: str, path: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
         reader, writer = await asyncio.open_connection(HOST, server.port)
-        writer.write(f"GET {path} HTTP/1.1\r\nhost: {HOST}:{server.port}\r\ncookie: {cookies[name]}\r\n\r\n".encode())
+        writer.write(
+            f"GET {path} HTTP/1.1\r\nhost: {HOST}:{server.port}\r\ncookie: {cookies[name]}\r\n\r\n".encode()
+        )
         return reader, writer, await reader.readline()
 
     held = [await answer("mallory", "/subjects/orders/tail") for _ in range(4)]

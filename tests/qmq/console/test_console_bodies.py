@@ -14,7 +14,14 @@ from qmq.console.bodies import MASK, READ_BYTES_MAX, body_view, masked_fields, m
 from qmq.console.config import MaskRule
 from qmq.console.wording import command
 
-KEYS = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.binary()
+KEYS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | st.binary()
+)
 
 
 def test_the_form_of_a_body_is_found_by_itself() -> None:
@@ -79,7 +86,13 @@ def test_a_masked_header_is_hidden_and_so_is_a_text_that_names_the_field() -> No
     assert masked_headers(headers, ()) == headers
 
 
-@given(st.recursive(KEYS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=20))
+@given(
+    st.recursive(
+        KEYS,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+        max_leaves=20,
+    )
+)
 def test_any_messagepack_can_be_shown(value: object) -> None:
     shown = body_view(msgspec.msgpack.encode([value]), {"card"})
     assert shown.form == "msgpack"

@@ -15,7 +15,16 @@ from qmq.console.cluster_look import REST_S_MAX
 from qmq.rpc.channel import RpcChannel
 from qmq.testing import TestCluster
 
-PAGES = ("/", "/history.json", "/subjects", "/subjects?q=s&sort=messages", "/subjects/s-000", "/dead-letters", "/delays", "/cluster")
+PAGES = (
+    "/",
+    "/history.json",
+    "/subjects",
+    "/subjects?q=s&sort=messages",
+    "/subjects/s-000",
+    "/dead-letters",
+    "/delays",
+    "/cluster",
+)
 BACKGROUND = 6
 """Calls that a metaserver and the brokers make by themselves while a page is read."""
 
@@ -26,7 +35,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     unary = RpcChannel.unary_unary
 
-    def counted(self: RpcChannel, method: str, *serializers: Any, **options: Any) -> Callable[..., Any]:
+    def counted(
+        self: RpcChannel, method: str, *serializers: Any, **options: Any
+    ) -> Callable[..., Any]:
         ask = unary(self, method, *serializers, **options)
 
         def asked(*arguments: Any, **named: Any) -> Any:
@@ -47,7 +58,9 @@ async def fill(mq: Client, subjects: range, groups: range) -> None:
             await (await consumer.pull(1))[0].ack_sync()
 
 
-async def test_pages_of_90_subjects_and_20_groups_ask_no_more_than_of_3_and_2(cluster: TestCluster, calls: Counter[str]) -> None:
+async def test_pages_of_90_subjects_and_20_groups_ask_no_more_than_of_3_and_2(
+    cluster: TestCluster, calls: Counter[str]
+) -> None:
     mq, clock = cluster.client(), SteppedClock()
     site = site_of(cluster, clock)
     browser = await PlainBrowser(site).log_in()

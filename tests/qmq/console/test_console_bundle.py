@@ -29,10 +29,15 @@ def test_the_bundle_in_the_package_is_what_the_sources_make(tmp_path: Path) -> N
     made = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
     assert made.keys() == {"app.js", "style.css", "LICENSES.txt"}
     for name, content in made.items():
-        assert (STATIC / name).read_bytes() == content, f"{name}: run `npm ci && npm run build` in frontend/, and commit what it makes"
+        assert (STATIC / name).read_bytes() == content, (
+            f"{name}: run `npm ci && npm run build` in frontend/, and commit what it makes"
+        )
 
 
 def test_what_a_page_loads_is_small() -> None:
     import gzip
 
-    assert sum(len(gzip.compress((STATIC / name).read_bytes())) for name in ("app.js", "style.css")) < 60_000
+    assert (
+        sum(len(gzip.compress((STATIC / name).read_bytes())) for name in ("app.js", "style.css"))
+        < 60_000
+    )

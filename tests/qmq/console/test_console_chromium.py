@@ -15,9 +15,15 @@ from support.console import Stage, parked_subject
 from qmq.client.consuming.ordered.message import OrderedMessage
 from qmq.model import Order, SubjectConfig
 
-axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="scripts/setup installs it")
+axe = pytest.importorskip(
+    "axe_playwright_python.async_playwright", reason="scripts/setup installs it"
+)
 
-pytestmark = [needs.chromium, pytest.mark.xdist_group("chromium"), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    needs.chromium,
+    pytest.mark.xdist_group("chromium"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 PICTURES = Path(__file__).resolve().parents[3] / "docs" / "images"
 
@@ -38,22 +44,40 @@ def screens(stage: Stage) -> list[str]:
     ]
 
 
-NAMES = ("overview", "subjects", "subject", "search", "dead-letters", "group-letters", "message", "cluster", "delays", "route", "lanes")
+NAMES = (
+    "overview",
+    "subjects",
+    "subject",
+    "search",
+    "dead-letters",
+    "group-letters",
+    "message",
+    "cluster",
+    "delays",
+    "route",
+    "lanes",
+)
 CURVES = ("overview", "subject")
 """Screens with curves."""
 
 
-async def test_the_printed_address_lets_in_and_leaves_no_key_behind(stage: Stage, page: Any) -> None:
+async def test_the_printed_address_lets_in_and_leaves_no_key_behind(
+    stage: Stage, page: Any
+) -> None:
     assert page.url == f"{stage.base}/"
     assert await page.locator("h1").inner_text() == "Is all well?"
 
 
 @pytest.mark.parametrize("at", range(len(NAMES)), ids=NAMES)
-async def test_a_screen_fits_every_width_and_has_no_accessibility_violation(at: int, stage: Stage, page: Any) -> None:
+async def test_a_screen_fits_every_width_and_has_no_accessibility_violation(
+    at: int, stage: Stage, page: Any
+) -> None:
     await page.goto(stage.base + screens(stage)[at])
     for width in (360, 2560, 1280):
         await page.set_viewport_size({"width": width, "height": 900})
-        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{width} px"
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+            f"{width} px"
+        )
     if os.environ.get("QMQ_SCREENSHOTS") and NAMES[at] != "search":
         await take_pictures(page, NAMES[at])
     for scheme in ("light", "dark"):
@@ -65,7 +89,9 @@ async def test_a_screen_fits_every_width_and_has_no_accessibility_violation(at: 
 async def take_pictures(page: Any, name: str) -> None:
     """The pictures of the documentation: of each screen, and of some on a phone in the dark."""
     if name in CURVES:
-        await page.locator(".chart canvas").first.wait_for(timeout=130_000)  # two looks at the cluster of a busy machine
+        await page.locator(".chart canvas").first.wait_for(
+            timeout=130_000
+        )  # two looks at the cluster of a busy machine
     await page.screenshot(path=PICTURES / f"console-{name}.png", scale="css")
     if name in ("overview", "delays"):
         await page.emulate_media(color_scheme="dark")
@@ -134,14 +160,18 @@ async def test_a_new_subject_appears_without_a_reload(stage: Stage, page: Any) -
     await page.goto(f"{stage.base}/subjects?q=newcomer")
     assert await page.locator("tbody tr").count() == 0
     await stage.mq.send("newcomer", b"hello")
-    await page.locator("tbody tr", has_text="newcomer").wait_for(timeout=65_000)  # a busy machine rests longest
+    await page.locator("tbody tr", has_text="newcomer").wait_for(
+        timeout=65_000
+    )  # a busy machine rests longest
 
 
 async def test_curves_are_drawn(page: Any) -> None:
     await page.locator(".chart canvas").first.wait_for()
 
 
-async def test_the_page_says_that_the_console_does_not_answer_until_it_does(stage: Stage, page: Any) -> None:
+async def test_the_page_says_that_the_console_does_not_answer_until_it_does(
+    stage: Stage, page: Any
+) -> None:
     await page.route("**/*", lambda route: route.abort())
     await page.locator("#stale").wait_for()
     await page.unroute("**/*")
@@ -172,10 +202,14 @@ async def test_a_command_line_is_copied_as_it_stands(stage: Stage, page: Any) ->
     assert await page.evaluate("navigator.clipboard.readText()") == "qmq browse orders --grep total"
 
 
-async def test_dead_letters_are_narrowed_by_error_and_one_is_replayed(stage: Stage, page: Any) -> None:
+async def test_dead_letters_are_narrowed_by_error_and_one_is_replayed(
+    stage: Stage, page: Any
+) -> None:
     await page.goto(f"{stage.base}/dead-letters")
     await page.get_by_role("link", name="billing").click()
-    assert f"{len(hostile.TEXTS)} dead letters are chosen" in await page.locator("main").inner_text()
+    assert (
+        f"{len(hostile.TEXTS)} dead letters are chosen" in await page.locator("main").inner_text()
+    )
     await page.locator("[aria-labelledby=by-error] a", has_text="7 * 7").click()
     assert "1 dead letters are chosen" in await page.locator("main").inner_text()
     await page.get_by_role("button", name="Show what would be sent").first.click()
@@ -183,13 +217,17 @@ async def test_dead_letters_are_narrowed_by_error_and_one_is_replayed(stage: Sta
     await page.get_by_role("button", name="Replay").click()
     await page.wait_for_url("**/jobs/*")
     await page.locator("#job", has_text="done: 1 dead letters").wait_for()
-    async with stage.mq.consumer("hostile", "billing", name="billing-1", ack="explicit") as consumer:
+    async with stage.mq.consumer(
+        "hostile", "billing", name="billing-1", ack="explicit"
+    ) as consumer:
         message = await anext(consumer)
         while b"7 * 7" not in message.body:
             message.release()
             message = await anext(consumer)
         message.reject("again")
-    while sum(each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")) < len(hostile.TEXTS):
+    while sum(each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")) < len(
+        hostile.TEXTS
+    ):
         await asyncio.sleep(0.01)
 
 
@@ -204,7 +242,9 @@ async def test_a_purge_without_the_name_does_nothing(stage: Stage, page: Any) ->
     page.complaints.clear()  # the browser logs that the answer was an error
 
 
-async def test_a_plan_of_a_replay_is_in_the_address_and_sends_nothing(stage: Stage, page: Any) -> None:
+async def test_a_plan_of_a_replay_is_in_the_address_and_sends_nothing(
+    stage: Stage, page: Any
+) -> None:
     await page.goto(f"{stage.base}/dead-letters/billing")
     await page.get_by_label("A second, at most").fill("2")
     await page.get_by_role("button", name="Show what would be sent").first.click()
@@ -213,10 +253,14 @@ async def test_a_plan_of_a_replay_is_in_the_address_and_sends_nothing(stage: Sta
     text = await page.locator(".plan").inner_text()
     assert f"{len(hostile.TEXTS)} dead letters would be sent again" in text
     assert f"At this rate that takes {len(hostile.TEXTS) // 2} s." in text
-    assert sum(each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")) == len(hostile.TEXTS)
+    assert sum(
+        each.waiting for each in await stage.mq.metadata.dead_letter_queues("billing")
+    ) == len(hostile.TEXTS)
 
 
-async def test_a_letter_is_edited_as_a_whole_and_the_plan_shows_before_and_after(stage: Stage, page: Any) -> None:
+async def test_a_letter_is_edited_as_a_whole_and_the_plan_shows_before_and_after(
+    stage: Stage, page: Any
+) -> None:
     await page.goto(f"{stage.base}/dead-letters/billing?error=javascript")
     await page.locator("details.message summary").first.click()
     old = await page.get_by_label("Another body").first.input_value()
@@ -224,10 +268,15 @@ async def test_a_letter_is_edited_as_a_whole_and_the_plan_shows_before_and_after
     await page.locator(".edit button").first.click()
     await page.locator(".plan").wait_for()
     assert await page.locator(".plan pre").all_inner_texts() == [old, "<b>mended</b>"]
-    assert "--body '<b>mended</b>'" in await page.locator(".command code", has_text="dlq replay").inner_text()
+    assert (
+        "--body '<b>mended</b>'"
+        in await page.locator(".command code", has_text="dlq replay").inner_text()
+    )
 
 
-async def test_letters_that_cannot_be_edited_by_fields_are_named_before_anything_is_sent(stage: Stage, page: Any) -> None:
+async def test_letters_that_cannot_be_edited_by_fields_are_named_before_anything_is_sent(
+    stage: Stage, page: Any
+) -> None:
     await page.goto(f"{stage.base}/dead-letters/billing")
     await page.get_by_label("Set fields").fill("retries=0")
     await page.get_by_role("button", name="Show what would be sent").first.click()
@@ -235,7 +284,9 @@ async def test_letters_that_cannot_be_edited_by_fields_are_named_before_anything
     page.complaints.clear()  # the browser logs that the answer was an error
 
 
-async def test_work_that_ended_with_the_console_is_begun_again_from_its_address(stage: Stage, page: Any) -> None:
+async def test_work_that_ended_with_the_console_is_begun_again_from_its_address(
+    stage: Stage, page: Any
+) -> None:
     await page.goto(f"{stage.base}/jobs/of-an-earlier-console?group=billing&error=svg&rate=5")
     await page.get_by_role("link", name="Continue with the same plan").click()
     assert "1 dead letters would be sent again" in await page.locator(".plan").inner_text()
@@ -255,7 +306,9 @@ async def test_a_recurring_message_shows_its_next_runs(stage: Stage, page: Any) 
     assert (await recurring.locator("dl").inner_text()).count("Z") >= 6
 
 
-async def test_a_delayed_message_is_moved_and_its_cancel_asks_for_the_name(stage: Stage, page: Any) -> None:
+async def test_a_delayed_message_is_moved_and_its_cancel_asks_for_the_name(
+    stage: Stage, page: Any
+) -> None:
     await stage.mq.send("movable", b"later", delay=timedelta(days=3))
     await page.goto(f"{stage.base}/delays?subject=movable")
     await page.locator("details.message summary").click()
@@ -269,7 +322,9 @@ async def test_a_delayed_message_is_moved_and_its_cancel_asks_for_the_name(stage
     assert "is cancelled" in await page.locator(".note").first.inner_text()
 
 
-async def test_a_click_on_the_ring_chooses_a_boundary_and_the_plan_comes_before_the_change(stage: Stage, page: Any) -> None:
+async def test_a_click_on_the_ring_chooses_a_boundary_and_the_plan_comes_before_the_change(
+    stage: Stage, page: Any
+) -> None:
     await page.goto(f"{stage.base}/subjects/accounts/route")
     box = await page.locator("[data-ring]").bounding_box()
     at = 0.445 * box["width"]  # within the outer ring, straight to the right: a quarter of the turn
@@ -282,19 +337,30 @@ async def test_a_click_on_the_ring_chooses_a_boundary_and_the_plan_comes_before_
 
 
 async def test_a_split_is_made_and_shown_after_the_name_was_typed(stage: Stage, page: Any) -> None:
-    await stage.mq.metadata.create_subject(SubjectConfig("ledger", order=Order.STRICT, logical_partitions=1024), partitions=1)
+    await stage.mq.metadata.create_subject(
+        SubjectConfig("ledger", order=Order.STRICT, logical_partitions=1024), partitions=1
+    )
     await page.goto(f"{stage.base}/subjects/ledger/route?verb=split&partitions=1&at=256")
     await page.get_by_label("Type ledger to confirm").fill("ledger")
     await page.get_by_role("button", name="Do it").click()
     await page.locator(".note", has_text="Version 2").wait_for()
-    assert await page.locator("[data-ring] path").count() == 3  # two partitions, and the older one inside
-    assert "sealed: each old partition ends with its command message" in await page.locator("#route .life").inner_text()
+    assert (
+        await page.locator("[data-ring] path").count() == 3
+    )  # two partitions, and the older one inside
+    assert (
+        "sealed: each old partition ends with its command message"
+        in await page.locator("#route .life").inner_text()
+    )
 
 
 @pytest.mark.sampled
-async def test_a_split_under_a_backlog_is_watched_until_each_lane_reads_the_new_version(stage: Stage, page: Any) -> None:
+async def test_a_split_under_a_backlog_is_watched_until_each_lane_reads_the_new_version(
+    stage: Stage, page: Any
+) -> None:
     mq, messages = stage.mq, 400
-    await mq.metadata.create_subject(SubjectConfig("trades", order=Order.STRICT, logical_partitions=1024), partitions=1)
+    await mq.metadata.create_subject(
+        SubjectConfig("trades", order=Order.STRICT, logical_partitions=1024), partitions=1
+    )
     opened = {"desk-1": asyncio.Event(), "desk-2": asyncio.Event()}
 
     async def consume(name: str) -> None:
@@ -306,13 +372,24 @@ async def test_a_split_under_a_backlog_is_watched_until_each_lane_reads_the_new_
     consumers = [asyncio.create_task(consume(name)) for name in opened]
     while len(holders := await held(stage, "trades")) < 2:
         await asyncio.sleep(0.01)
-    await asyncio.gather(*[mq.send("trades", b"%d" % number, key=f"account-{number % 80}") for number in range(messages)])
+    await asyncio.gather(
+        *[
+            mq.send("trades", b"%d" % number, key=f"account-{number % 80}")
+            for number in range(messages)
+        ]
+    )
     await page.goto(f"{stage.base}/subjects/trades/route?verb=split&partitions=1&at=512")
-    assert f"Group desk has {messages} messages left there" in await page.locator("main").inner_text()
+    assert (
+        f"Group desk has {messages} messages left there" in await page.locator("main").inner_text()
+    )
     await page.get_by_label("Type trades to confirm").fill("trades")
     await page.get_by_role("button", name="Do it").click()
-    await page.locator("#route .life", has_text=f"command message of partition 1 at sequence {messages}").wait_for()
-    await page.locator("#route .life", has_text=f"Group desk: gate lanes, {messages} messages left").wait_for()
+    await page.locator(
+        "#route .life", has_text=f"command message of partition 1 at sequence {messages}"
+    ).wait_for()
+    await page.locator(
+        "#route .life", has_text=f"Group desk: gate lanes, {messages} messages left"
+    ).wait_for()
     lanes = await page.context.request.get(f"{stage.base}/subjects/trades/lanes")
     assert f"{messages} messages left" in await lanes.text(), "the command message is none of them"
     opened[holders[512]].set()
@@ -320,7 +397,9 @@ async def test_a_split_under_a_backlog_is_watched_until_each_lane_reads_the_new_
     await page.locator("#route .life svg", has_text="512 - 1023: v2").wait_for(state="attached")
     assert await gates.all_text_contents() == ["0 - 511: v1", "512 - 1023: v2"]
     opened[holders[0]].set()
-    await page.locator("#route .life", has_text="Every consumer group reads the new version.").wait_for()
+    await page.locator(
+        "#route .life", has_text="Every consumer group reads the new version."
+    ).wait_for()
     for each in consumers:
         each.cancel()
     await asyncio.gather(*consumers, return_exceptions=True)
@@ -329,37 +408,54 @@ async def test_a_split_under_a_backlog_is_watched_until_each_lane_reads_the_new_
 async def held(stage: Stage, subject: str) -> dict[int, str]:
     """The consumers of a subject's lanes, by the first logical partition that each holds."""
     groups = (await stage.mq.metadata.describe_route(subject)).groups
-    return {each.lps.first: each.consumer for group in groups for partition in group.partitions for each in partition.holders}
+    return {
+        each.lps.first: each.consumer
+        for group in groups
+        for partition in group.partitions
+        for each in partition.holders
+    }
 
 
-async def test_a_parked_key_is_replayed_in_order_and_another_skipped_by_its_name(stage: Stage, page: Any) -> None:
-    async with parked_subject(stage.mq, "payments", "audit", ["customer-1", "customer-2"]) as consuming:
+async def test_a_parked_key_is_replayed_in_order_and_another_skipped_by_its_name(
+    stage: Stage, page: Any
+) -> None:
+    async with parked_subject(
+        stage.mq, "payments", "audit", ["customer-1", "customer-2"]
+    ) as consuming:
         await stage.mq.send("payments", b"later", key="customer-1")
         await page.goto(f"{stage.base}/subjects/payments")
         await page.get_by_role("link", name="Lanes").click()
         await page.wait_for_url("**/subjects/payments/lanes")
         assert "audit-1 (0 - 1023)" in await page.locator("#lanes").inner_text()
-        first, second = [page.locator("details.parked", has_text=key) for key in ("customer-1", "customer-2")]
+        first, second = [
+            page.locator("details.parked", has_text=key) for key in ("customer-1", "customer-2")
+        ]
         async with asyncio.timeout(30):
             while "messages: 2" not in await first.locator("summary").inner_text():
                 await page.reload()
         consuming.bad.clear()
         await first.locator("summary").click()
         await first.get_by_role("button", name="Replay in order").click()
-        await page.locator(".note", has_text="2 messages of the key customer-1 are given back, in order.").wait_for()
+        await page.locator(
+            ".note", has_text="2 messages of the key customer-1 are given back, in order."
+        ).wait_for()
         async with asyncio.timeout(20):
             while len(consuming.seen) < 2:
                 await asyncio.sleep(0.01)
         assert consuming.seen == [b"to customer-1", b"later"]
         await skip(page, "")
-        assert await page.locator(".note").count() == 1  # the browser asks for the key: this is the note of the replay
+        assert (
+            await page.locator(".note").count() == 1
+        )  # the browser asks for the key: this is the note of the replay
         await skip(page, "customer-1")
         assert "Nothing was done" in await page.locator(".failure").inner_text()
         page.complaints.clear()  # the browser logs that the answer was an error
         await page.goto(f"{stage.base}/subjects/payments/lanes")
         assert await second.count() == 1
         await skip(page, "customer-2")
-        await page.locator(".note", has_text="1 messages of the key customer-2 count as done.").wait_for()
+        await page.locator(
+            ".note", has_text="1 messages of the key customer-2 count as done."
+        ).wait_for()
         assert "No key is parked." in await page.locator("main").inner_text()
         assert consuming.seen == [b"to customer-1", b"later"]
 
@@ -395,8 +491,13 @@ async def test_a_message_is_found_by_its_id_or_reported_as_missing(stage: Stage,
     await page.locator(".life").wait_for()
 
 
-@pytest.mark.parametrize(("label", "text", "found"), [("Tag", "new", 30), ("Header", "trace", 0), ("Content", '"order": 7,', 1)])
-async def test_messages_are_searched_by(label: str, text: str, found: int, stage: Stage, page: Any) -> None:
+@pytest.mark.parametrize(
+    ("label", "text", "found"),
+    [("Tag", "new", 30), ("Header", "trace", 0), ("Content", '"order": 7,', 1)],
+)
+async def test_messages_are_searched_by(
+    label: str, text: str, found: int, stage: Stage, page: Any
+) -> None:
     await page.goto(f"{stage.base}/subjects/orders")
     await page.get_by_label(label, exact=True).fill(text)
     await page.keyboard.press("Enter")

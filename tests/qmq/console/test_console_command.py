@@ -17,7 +17,11 @@ def opened(line: str) -> tuple[int, str, str]:
     connection = http.client.HTTPConnection("127.0.0.1", url.port, timeout=20)
     connection.request("GET", f"{url.path}?{url.query}", headers={"Host": url.netloc})
     answer = connection.getresponse()
-    found = answer.status, answer.getheader("location", ""), answer.getheader("set-cookie", "").split(";")[0]
+    found = (
+        answer.status,
+        answer.getheader("location", ""),
+        answer.getheader("set-cookie", "").split(";")[0],
+    )
     answer.read()
     connection.request("GET", "/", headers={"Host": url.netloc, "Cookie": found[2]})
     page = connection.getresponse()

@@ -65,12 +65,20 @@ async def job_done(browser: PlainBrowser, page: str) -> str:
 async def test_letters_are_counted_by_error_age_and_subject(operator: PlainBrowser) -> None:
     assert 'href="/dead-letters/billing"' in (await operator.get("/dead-letters")).text
     page = await operator.get("/dead-letters/billing")
-    for shown in ("3 dead letters are chosen", "timeout of the bank", "within an hour", "refunds", "broken &lt;b&gt;body"):
+    for shown in (
+        "3 dead letters are chosen",
+        "timeout of the bank",
+        "within an hour",
+        "refunds",
+        "broken &lt;b&gt;body",
+    ):
         assert shown in page.text, shown
     assert "<b>body" not in page.text
 
 
-async def test_a_filter_in_the_address_chooses_and_shows_its_command(operator: PlainBrowser) -> None:
+async def test_a_filter_in_the_address_chooses_and_shows_its_command(
+    operator: PlainBrowser,
+) -> None:
     page = await operator.get("/dead-letters/billing?error=timeout&subject=orders")
     assert "2 dead letters are chosen" in page.text
     assert "qmq dlq replay billing --subject orders --error timeout" in page.text
@@ -79,8 +87,12 @@ async def test_a_filter_in_the_address_chooses_and_shows_its_command(operator: P
     assert (await operator.get("/dead-letters/billing?id=zz")).status == 400
 
 
-async def test_a_replay_sends_only_the_letters_that_the_filter_chose(cluster: TestCluster, operator: PlainBrowser) -> None:
-    page = await operator.post("/dead-letters/billing", {"verb": "replay", "error": "timeout", "rate": "1000"})
+async def test_a_replay_sends_only_the_letters_that_the_filter_chose(
+    cluster: TestCluster, operator: PlainBrowser
+) -> None:
+    page = await operator.post(
+        "/dead-letters/billing", {"verb": "replay", "error": "timeout", "rate": "1000"}
+    )
     page_text = await job_done(operator, page.text)
     assert "2 dead letters so far" in page_text
     assert "1 dead letters are chosen" in (await operator.get("/dead-letters/billing")).text
@@ -93,13 +105,19 @@ async def test_a_purge_asks_for_the_group_s_name(operator: PlainBrowser) -> None
     refused = await operator.post("/dead-letters/billing", {"verb": "purge", "confirm": "biling"})
     assert refused.status == 400
     assert "Nothing was done" in refused.text
-    page = await operator.post("/dead-letters/billing", {"verb": "purge", "confirm": "billing", "subject": "refunds"})
+    page = await operator.post(
+        "/dead-letters/billing", {"verb": "purge", "confirm": "billing", "subject": "refunds"}
+    )
     assert "1 dead letters so far" in await job_done(operator, page.text)
     assert "2 dead letters are chosen" in (await operator.get("/dead-letters/billing")).text
 
 
-async def test_a_replay_that_is_stopped_leaves_the_rest_for_the_next_one(cluster: TestCluster, operator: PlainBrowser) -> None:
-    page = await operator.post("/dead-letters/billing", {"verb": "replay", "rate": "1", "error": "timeout"})
+async def test_a_replay_that_is_stopped_leaves_the_rest_for_the_next_one(
+    cluster: TestCluster, operator: PlainBrowser
+) -> None:
+    page = await operator.post(
+        "/dead-letters/billing", {"verb": "replay", "rate": "1", "error": "timeout"}
+    )
     job = operator.site.sessions.callers().pop().jobs[0]
     while job.count < 1:
         await asyncio.sleep(0.01)
@@ -125,13 +143,17 @@ async def test_a_job_that_fails_in_any_way_is_shown_as_failed() -> None:
     assert (job.state, "no descriptors" in job.failure) == ("failed", True)
 
 
-async def test_a_plan_tells_of_any_letter_that_cannot_be_edited(cluster: TestCluster, operator: PlainBrowser) -> None:
+async def test_a_plan_tells_of_any_letter_that_cannot_be_edited(
+    cluster: TestCluster, operator: PlainBrowser
+) -> None:
     await die(cluster.client(), "orders", [b'{"a": 1}'] * 3, "json")
     await until_dead_lettered(cluster.client(), 6)
     page = await operator.get("/dead-letters/billing?error=json&plan=1&set=a%3D2")
     assert page.status == 200
     assert page.text.count("<details open>") == EXAMPLES
-    assert (await operator.get("/dead-letters/billing?plan=1&set=a%3D2")).status == 400, "three of them are no JSON"
+    assert (await operator.get("/dead-letters/billing?plan=1&set=a%3D2")).status == 400, (
+        "three of them are no JSON"
+    )
 
 
 @pytest.mark.parametrize("path", ["/dead-letters/billing", "/cluster/group-1", "/jobs/1/stop"])
@@ -143,11 +165,17 @@ async def test_a_console_that_only_reads_changes_nothing(path: str, browser: Pla
 
 async def test_a_form_without_the_session_s_token_changes_nothing(operator: PlainBrowser) -> None:
     for csrf in ("", "guessed"):
-        assert (await operator.post("/dead-letters/billing", {"verb": "purge", "confirm": "billing", "csrf": csrf})).status == 403
+        assert (
+            await operator.post(
+                "/dead-letters/billing", {"verb": "purge", "confirm": "billing", "csrf": csrf}
+            )
+        ).status == 403
     assert "3 dead letters are chosen" in (await operator.get("/dead-letters/billing")).text
 
 
-async def test_a_caller_without_the_right_to_replay_hears_so(cluster: TestCluster, operator: PlainBrowser) -> None:
+async def test_a_caller_without_the_right_to_replay_hears_so(
+    cluster: TestCluster, operator: PlainBrowser
+) -> None:
     mq = cluster.client()
     tokens = {name: (await mq.access.create_token(name)).token for name in ("op:alice", "op:bob")}
     await mq.access.put_rule("op:alice", (), "cluster")

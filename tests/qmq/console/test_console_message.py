@@ -12,7 +12,9 @@ from qmq.console.config import MaskRule
 from qmq.testing import TestCluster
 
 
-async def test_why_shows_a_messages_life_and_its_reason_to_wait(cluster: TestCluster, browser: PlainBrowser) -> None:
+async def test_why_shows_a_messages_life_and_its_reason_to_wait(
+    cluster: TestCluster, browser: PlainBrowser
+) -> None:
     mq = cluster.client()
     receipt = await mq.send("orders", b'{"total": 5}', key="k")
     async with mq.consumer("orders", "billing") as consumer:
@@ -20,7 +22,15 @@ async def test_why_shows_a_messages_life_and_its_reason_to_wait(cluster: TestClu
         await message.ack_sync()
         page = await browser.get(f"/messages?id={receipt.id}")
     assert page.status == 200
-    for shown in ("created", "stored", "handed out", "acknowledged", "billing", "&#34;total&#34;: 5", f"qmq why {receipt.id}"):
+    for shown in (
+        "created",
+        "stored",
+        "handed out",
+        "acknowledged",
+        "billing",
+        "&#34;total&#34;: 5",
+        f"qmq why {receipt.id}",
+    ):
         assert shown in page.text, shown
 
 
@@ -46,16 +56,22 @@ async def test_the_cluster_shows_groups_with_their_replicas(browser: PlainBrowse
         assert shown in page.text, shown
 
 
-async def test_a_mastership_is_transferred_after_the_groups_name_was_typed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_mastership_is_transferred_after_the_groups_name_was_typed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, "qmq.replication")
     async with TestCluster(brokers=3, delay=False) as cluster:
         site = site_of(cluster, is_writable=True)
         browser = await PlainBrowser(site).log_in()
         before = cluster.master()
         other = next(name for name in cluster.groups["group-1"] if name != before)
-        assert (await browser.post("/cluster/group-1", {"verb": "transfer", "to": other})).status == 400
+        assert (
+            await browser.post("/cluster/group-1", {"verb": "transfer", "to": other})
+        ).status == 400
         caplog.clear()
-        page = await browser.post("/cluster/group-1", {"verb": "transfer", "to": other, "confirm": "group-1"})
+        page = await browser.post(
+            "/cluster/group-1", {"verb": "transfer", "to": other, "confirm": "group-1"}
+        )
         assert f"{other} leads group-1 now" in page.text
         # A later election, which a busy machine may cause, must not matter: the log says who has been master.
         await eventually(lambda: f"{other} is master in epoch" in caplog.text)

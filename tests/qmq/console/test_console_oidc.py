@@ -15,7 +15,16 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from support import eventually, needs, node_config, running
-from support.console import CLIENT_ID, CLIENT_SECRET, COOKIE, LOGIN_COOKIE, IdentityProvider, PlainBrowser, SteppedClock, identity_provider
+from support.console import (
+    CLIENT_ID,
+    CLIENT_SECRET,
+    COOKIE,
+    LOGIN_COOKIE,
+    IdentityProvider,
+    PlainBrowser,
+    SteppedClock,
+    identity_provider,
+)
 
 import qmq
 from qmq.console.app import ConsoleServer, ConsoleSite
@@ -42,7 +51,10 @@ class Stage:
         answer = await browser.ask("GET", f"/login/begin?next={target}")
         assert answer.status == 303, answer.text
         assert answer.headers["location"].startswith(f"{self.provider.issuer}/authorize?")
-        return {name: values[0] for name, values in parse_qs(urlsplit(answer.headers["location"]).query).items()}
+        return {
+            name: values[0]
+            for name, values in parse_qs(urlsplit(answer.headers["location"]).query).items()
+        }
 
     async def log_in(self, user: str, target: str = "/") -> PlainBrowser:
         browser = self.browser()
@@ -58,7 +70,9 @@ def path_of(url: str) -> str:
 
 
 def oidc_config(provider: IdentityProvider, **given: str) -> OidcConfig:
-    return OidcConfig(provider.issuer, CLIENT_ID, "http://127.0.0.1:20888/login/callback", CLIENT_SECRET, **given)
+    return OidcConfig(
+        provider.issuer, CLIENT_ID, "http://127.0.0.1:20888/login/callback", CLIENT_SECRET, **given
+    )
 
 
 @pytest.fixture
@@ -67,8 +81,12 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         keys = tmp_path / "jwks.json"
         keys.write_bytes(provider.jwks())
         access = AccessConfig(frozenset({"op:alice"}), jwt=JwtConfig(provider.issuer, str(keys)))
-        async with running(dataclasses.replace(node_config(tmp_path / "node"), access=access)) as node:
-            async with qmq.connect(node.address, token=provider.signed(sub="op:alice", aud="qmq")) as admin:
+        async with running(
+            dataclasses.replace(node_config(tmp_path / "node"), access=access)
+        ) as node:
+            async with qmq.connect(
+                node.address, token=provider.signed(sub="op:alice", aud="qmq")
+            ) as admin:
                 await admin.send("orders", b"seen")
                 await admin.send("secrets", b"hidden")
                 await admin.access.put_rule("op:bob", ("browse", "describe"), "subject", "orders")
@@ -77,13 +95,19 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
             clock = SteppedClock()
             config = ConsoleConfig(node.address, login=LoginMode.OIDC, oidc=oidc_config(provider))
             site = ConsoleSite(
-                config, lambda token: qmq.connect(node.address, token=token, create_subjects=False, state_dir=False), monotonic_s=clock
+                config,
+                lambda token: qmq.connect(
+                    node.address, token=token, create_subjects=False, state_dir=False
+                ),
+                monotonic_s=clock,
             )
             yield Stage(provider, site, clock)
             await site.close()
 
 
-async def test_who_logs_in_at_the_provider_acts_with_the_rights_that_the_cluster_gives(stage: Stage) -> None:
+async def test_who_logs_in_at_the_provider_acts_with_the_rights_that_the_cluster_gives(
+    stage: Stage,
+) -> None:
     alice, bob = [await stage.log_in(name) for name in ("op:alice", "op:bob")]
     assert "op:alice" in (await alice.get("/")).text
     assert "hidden" in (await alice.get("/subjects/secrets")).text
@@ -91,7 +115,9 @@ async def test_who_logs_in_at_the_provider_acts_with_the_rights_that_the_cluster
     assert "hidden" not in (await bob.get("/subjects/secrets")).text
 
 
-async def test_the_browser_continues_where_it_wanted_to_by_a_page_of_the_console(stage: Stage) -> None:
+async def test_the_browser_continues_where_it_wanted_to_by_a_page_of_the_console(
+    stage: Stage,
+) -> None:
     """The provider does not redirect straight to that page: the session's cookie is Strict, and a browser would not send it then."""
     browser = stage.browser()
     page = await browser.get("/subjects/orders")
@@ -105,18 +131,24 @@ async def test_the_browser_continues_where_it_wanted_to_by_a_page_of_the_console
 
 @needs.chromium
 @pytest.mark.xdist_group("chromium")
-async def test_a_real_browser_logs_in_at_the_provider_and_comes_back_where_it_wanted_to_go(stage: Stage) -> None:
+async def test_a_real_browser_logs_in_at_the_provider_and_comes_back_where_it_wanted_to_go(
+    stage: Stage,
+) -> None:
     playwright = pytest.importorskip("playwright.async_api", reason="scripts/setup installs it")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    oidc = dataclasses.replace(oidc_config(stage.provider), redirect_url=f"http://localhost:{port}/login/callback")
+    oidc = dataclasses.replace(
+        oidc_config(stage.provider), redirect_url=f"http://localhost:{port}/login/callback"
+    )
     config = dataclasses.replace(stage.site.config, port=port, oidc=oidc)
     console = ConsoleServer(config)
     await console.start()
     async with playwright.async_playwright() as driver:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        browser = await driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=arguments
+        )
         page = await browser.new_page(locale="en")
         await page.goto(f"http://localhost:{port}/subjects/orders")
         await page.get_by_role("link", name="Log in").click()
@@ -133,7 +165,11 @@ async def test_the_provider_is_shown_a_challenge_and_never_the_verifier(stage: S
     browser = stage.browser()
     asked = await stage.at_provider(browser)
     assert asked["code_challenge_method"] == "S256"
-    assert (asked["response_type"], asked["client_id"], asked["scope"]) == ("code", CLIENT_ID, "openid")
+    assert (asked["response_type"], asked["client_id"], asked["scope"]) == (
+        "code",
+        CLIENT_ID,
+        "openid",
+    )
     assert not {"code_verifier", "client_secret"} & asked.keys()
     assert stage.site.oidc is not None
     login = stage.site.oidc.flow.came_back(asked["state"], browser.cookies[LOGIN_COOKIE])
@@ -215,7 +251,9 @@ async def test_a_person_who_refuses_at_the_provider_sees_that_on_the_page(stage:
     assert "access_denied" in answer.text
 
 
-async def test_a_token_is_renewed_before_it_ends_and_the_person_does_not_notice(stage: Stage) -> None:
+async def test_a_token_is_renewed_before_it_ends_and_the_person_does_not_notice(
+    stage: Stage,
+) -> None:
     browser = await stage.log_in("op:alice")
     (session,) = [stage.site.sessions.find(browser.cookies[COOKIE])]
     assert session is not None
@@ -242,7 +280,9 @@ async def test_no_token_is_in_a_page_a_cookie_or_an_error(stage: Stage) -> None:
     assert session is not None
     assert session.shown is not None
     shown = session.shown()
-    assert shown not in (await browser.get("/")).text + str(browser.cookies) + repr(session.shown) + repr(stage.site.config)
+    assert shown not in (await browser.get("/")).text + str(browser.cookies) + repr(
+        session.shown
+    ) + repr(stage.site.config)
     assert CLIENT_SECRET not in repr(stage.site.config)
 
 
@@ -250,7 +290,10 @@ async def test_logins_end_as_other_sessions_do(stage: Stage) -> None:
     browser = await stage.log_in("op:alice")
     stage.clock.now_s += IDLE_S + 1
     assert (await browser.ask("GET", "/")).status == 303
-    assert LOGIN_COOKIE not in browser.cookies or browser.cookies[LOGIN_COOKIE] != browser.cookies[COOKIE]
+    assert (
+        LOGIN_COOKIE not in browser.cookies
+        or browser.cookies[LOGIN_COOKIE] != browser.cookies[COOKIE]
+    )
 
 
 def test_a_missing_or_wrong_identity_provider_is_reported() -> None:
@@ -276,7 +319,12 @@ def test_a_missing_or_wrong_identity_provider_is_reported() -> None:
     ],
 )
 def test_a_setting_that_would_show_secrets_is_refused(wrong: dict[str, str]) -> None:
-    given = {"issuer": "https://id.example", "client_id": "c", "redirect_url": "https://console.example/login/callback", **wrong}
+    given = {
+        "issuer": "https://id.example",
+        "client_id": "c",
+        "redirect_url": "https://console.example/login/callback",
+        **wrong,
+    }
     with pytest.raises(InvalidArgument):
         check(ConsoleConfig("s", login=LoginMode.OIDC, oidc=OidcConfig(**given)), is_insecure=False)
 
@@ -288,8 +336,13 @@ def test_the_login_by_a_provider_needs_its_address() -> None:
 
 def test_no_number_of_begun_logins_ends_another_one() -> None:
     clock = SteppedClock()
-    flow = OidcFlow(OidcConfig("http://127.0.0.1:1", "c", redirect_url="http://127.0.0.1:2/login/callback"), monotonic_s=clock)
-    addresses = ProviderAddresses("http://127.0.0.1:1/a", "http://127.0.0.1:1/t", "http://127.0.0.1:1/k")
+    flow = OidcFlow(
+        OidcConfig("http://127.0.0.1:1", "c", redirect_url="http://127.0.0.1:2/login/callback"),
+        monotonic_s=clock,
+    )
+    addresses = ProviderAddresses(
+        "http://127.0.0.1:1/a", "http://127.0.0.1:1/t", "http://127.0.0.1:1/k"
+    )
 
     def begun() -> tuple[str, str]:
         url, browser = flow.begin(addresses, "/subjects?q=ä")
@@ -298,7 +351,13 @@ def test_no_number_of_begun_logins_ends_another_one() -> None:
     state, browser = begun()
     others = [begun() for _ in range(3_000)]
     assert flow.came_back(state, browser).target == "/subjects?q=ä"
-    for again in ((state, browser), (others[0][0], others[1][1]), (others[0][0], ""), ("", others[0][1]), ("ä", "ä.ö.ü")):
+    for again in (
+        (state, browser),
+        (others[0][0], others[1][1]),
+        (others[0][0], ""),
+        ("", others[0][1]),
+        ("ä", "ä.ö.ü"),
+    ):
         with pytest.raises(NotAuthenticated):
             flow.came_back(*again)
     clock.now_s += LOGIN_S

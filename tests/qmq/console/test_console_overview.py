@@ -17,7 +17,9 @@ async def test_an_empty_cluster_is_well_and_says_how_to_begin(browser: PlainBrow
     assert "qmq cluster status" in page.text
 
 
-async def test_the_overview_shows_subjects_and_groups_that_are_behind(cluster: TestCluster, browser: PlainBrowser) -> None:
+async def test_the_overview_shows_subjects_and_groups_that_are_behind(
+    cluster: TestCluster, browser: PlainBrowser
+) -> None:
     mq = cluster.client()
     await mq.send_many("orders", [b"1", b"2", b"3"])
     consumer = mq.consumer("orders", group="billing")
@@ -29,7 +31,9 @@ async def test_the_overview_shows_subjects_and_groups_that_are_behind(cluster: T
     assert columns["lag"] == [2]
 
 
-async def test_a_cluster_that_does_not_answer_is_reported_without_an_error(cluster: TestCluster, browser: PlainBrowser) -> None:
+async def test_a_cluster_that_does_not_answer_is_reported_without_an_error(
+    cluster: TestCluster, browser: PlainBrowser
+) -> None:
     await cluster.kill("meta")
     page = await browser.get("/")
     assert page.status == 200
@@ -37,7 +41,9 @@ async def test_a_cluster_that_does_not_answer_is_reported_without_an_error(clust
     assert "All is well" not in page.text
 
 
-async def test_subjects_are_filtered_by_the_address(cluster: TestCluster, browser: PlainBrowser) -> None:
+async def test_subjects_are_filtered_by_the_address(
+    cluster: TestCluster, browser: PlainBrowser
+) -> None:
     mq = cluster.client()
     for name in ("orders.new", "orders.paid", "flights"):
         await mq.send(name, b"x")

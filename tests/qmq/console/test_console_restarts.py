@@ -24,7 +24,17 @@ class Console:
     """A `qmq console --writable` process, and a user who is logged in there."""
 
     def __init__(self, address: str) -> None:
-        command = [sys.executable, "-m", "qmq.cli", "console", "--server", address, "--port", "0", "--writable"]
+        command = [
+            sys.executable,
+            "-m",
+            "qmq.cli",
+            "console",
+            "--server",
+            address,
+            "--port",
+            "0",
+            "--writable",
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         url = self.process.stdout.readline().removeprefix("the console is at ").strip()
@@ -40,7 +50,9 @@ class Console:
         """Begin a replay; the address of its page."""
         csrf = re.search(r'name="csrf" value="([^"]+)"', self.get("/"))
         assert csrf is not None
-        form = urllib.parse.urlencode({"csrf": csrf[1], "verb": "replay", "error": error, "rate": "0"}).encode()
+        form = urllib.parse.urlencode(
+            {"csrf": csrf[1], "verb": "replay", "error": error, "rate": "0"}
+        ).encode()
         with self._opener.open(self.base + "/dead-letters/billing", form) as answer:
             return str(answer.url).removeprefix(self.base)
 
@@ -68,7 +80,9 @@ async def test_letters_are_replayed_each_once_while_the_console_is_killed(node: 
             left = LETTERS + 1
             while left:
                 for message in await consumer.pull(1_000):
-                    message.reject("broken" if message.body == b"another" else "timeout of the bank")
+                    message.reject(
+                        "broken" if message.body == b"another" else "timeout of the bank"
+                    )
                     left -= 1
         letters = mq.dead_letters("billing")
 
@@ -91,4 +105,6 @@ async def test_letters_are_replayed_each_once_while_the_console_is_killed(node: 
             while not (await done_of(console, job))[1]:
                 await asyncio.sleep(0.05)
         console.kill()
-        assert Counter([message.body async for message in letters.read_directed("orders", 0, {})]) == Counter(bodies)
+        assert Counter(
+            [message.body async for message in letters.read_directed("orders", 0, {})]
+        ) == Counter(bodies)

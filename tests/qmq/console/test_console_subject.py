@@ -18,17 +18,30 @@ from qmq.errors import InvalidArgument
 from qmq.testing import TestCluster
 
 
-async def test_the_newest_messages_are_shown_in_the_form_that_they_have(cluster: TestCluster, browser: PlainBrowser) -> None:
+async def test_the_newest_messages_are_shown_in_the_form_that_they_have(
+    cluster: TestCluster, browser: PlainBrowser
+) -> None:
     mq = cluster.client()
     await mq.send("orders", b'{"id": 7}', key="k-1", tags=["new"], headers={"trace": "abc"})
     await mq.send("orders", msgspec.msgpack.encode({"packed": True}))
     await mq.send("orders", b"\x00\xff\x00")
     page = await browser.get("/subjects/orders")
-    for shown in ("JSON", "MessagePack", "hex", "k-1", "trace", "abc", "&#34;packed&#34;: true", "00 ff 00"):
+    for shown in (
+        "JSON",
+        "MessagePack",
+        "hex",
+        "k-1",
+        "trace",
+        "abc",
+        "&#34;packed&#34;: true",
+        "00 ff 00",
+    ):
         assert shown in page.text, shown
 
 
-async def test_a_search_finds_by_key_tag_header_content_and_time(cluster: TestCluster, browser: PlainBrowser) -> None:
+async def test_a_search_finds_by_key_tag_header_content_and_time(
+    cluster: TestCluster, browser: PlainBrowser
+) -> None:
     mq = cluster.client()
     await mq.send("orders", b"the needle", key="k-1", tags=["paid"], headers={"trace": "abc"})
     await mq.send("orders", b"hay", key="k-2")
@@ -39,20 +52,29 @@ async def test_a_search_finds_by_key_tag_header_content_and_time(cluster: TestCl
         assert "the needle" in page.text
     late = (now + timedelta(hours=1)).isoformat().replace("+00:00", "Z")
     assert "0 found in 0 messages" in (await browser.get(f"/subjects/orders?start={late}")).text
-    assert "qmq browse orders --grep needle" in (await browser.get("/subjects/orders?content=needle")).text
+    assert (
+        "qmq browse orders --grep needle"
+        in (await browser.get("/subjects/orders?content=needle")).text
+    )
     assert (await browser.get("/subjects/orders?start=soon")).status == 400
 
 
-async def test_a_search_says_where_it_stopped_and_continues_there(cluster: TestCluster, browser: PlainBrowser, monkeypatch) -> None:
+async def test_a_search_says_where_it_stopped_and_continues_there(
+    cluster: TestCluster, browser: PlainBrowser, monkeypatch
+) -> None:
     monkeypatch.setattr(message, "LOOKED_MAX", 5)
-    monkeypatch.setattr(message, "LOOK_S", 600.0)  # a busy machine must not end the search before the count does
+    monkeypatch.setattr(
+        message, "LOOK_S", 600.0
+    )  # a busy machine must not end the search before the count does
     await cluster.client().send_many("orders", [b"hay"] * 10)
     page = await browser.get("/subjects/orders?key=nobody")
     assert "0 found in 5 messages" in page.text
     assert "Not everything was looked through" in page.text
 
 
-async def test_a_search_passes_a_batch_with_more_matches_than_a_page(browser: PlainBrowser, cluster: TestCluster, monkeypatch) -> None:
+async def test_a_search_passes_a_batch_with_more_matches_than_a_page(
+    browser: PlainBrowser, cluster: TestCluster, monkeypatch
+) -> None:
     """All messages of a batch have one time: following the link shows each message once, also of several batches and queues."""
     monkeypatch.setattr(message, "LOOK_S", 600.0)
     mq = cluster.client()
@@ -69,7 +91,9 @@ async def test_a_search_passes_a_batch_with_more_matches_than_a_page(browser: Pl
         assert (await browser.get(f"/subjects/orders?content=hay&after={after}")).status == 400
 
 
-async def test_a_search_without_time_for_a_message_does_not_look_complete(cluster: TestCluster, browser: PlainBrowser, monkeypatch) -> None:
+async def test_a_search_without_time_for_a_message_does_not_look_complete(
+    cluster: TestCluster, browser: PlainBrowser, monkeypatch
+) -> None:
     await cluster.client().send("orders", b"hay")
     monkeypatch.setattr(message, "LOOK_S", 0.0)
     page = await browser.get("/subjects/orders?key=nobody")
@@ -84,7 +108,11 @@ async def test_masked_fields_are_never_shown_and_cannot_be_searched(cluster: Tes
     await mq.send("orders", b'{"card": "4111-1111"}')
     site = site_of(cluster, masks=(MaskRule("card", "payments."),))
     browser = await PlainBrowser(site).log_in()
-    for path in ("/subjects/payments.new", "/subjects/payments.new?content=4111", "/subjects/payments.new?content=Ann"):
+    for path in (
+        "/subjects/payments.new",
+        "/subjects/payments.new?content=4111",
+        "/subjects/payments.new?content=Ann",
+    ):
         assert "4111-1111" not in (await browser.get(path)).text
     assert "0 found" in (await browser.get("/subjects/payments.new?content=4111")).text
     assert "Ann" in (await browser.get("/subjects/payments.new")).text
@@ -117,7 +145,9 @@ async def test_a_tail_that_was_cut_off_continues_inside_a_batch(cluster: TestClu
     await mq.send_many("orders", [b"<%d>" % number for number in range(6)])
     last, shown = "", list[str]()
     while len(shown) < 6:
-        stream = tail_events(mq, "orders", (), ReadPlace.parse(last) if last else ReadPlace(), lambda: 1.0)
+        stream = tail_events(
+            mq, "orders", (), ReadPlace.parse(last) if last else ReadPlace(), lambda: 1.0
+        )
         for _ in range(2):
             found = (await anext(stream)).decode()
             last = found.partition("\n")[0].removeprefix("id: ")

@@ -17,7 +17,16 @@ import numpy.typing as npt
 
 from qmq.delay.interfaces import INDEX_ROW, BucketInfo, DueMessage, Places, SchedulePlace
 from qmq.delay.schedule import Schedule
-from qmq.log.actions import Cancel, Close, PlanAction, PlanDone, PlanVoid, Postpone, Recur, ScheduleAction
+from qmq.log.actions import (
+    Cancel,
+    Close,
+    PlanAction,
+    PlanDone,
+    PlanVoid,
+    Postpone,
+    Recur,
+    ScheduleAction,
+)
 from qmq.log.disk import Disk
 from qmq.model import PLANNED, SCHEDULE_ID, MessageId
 from qmq.wire.batch import encode, sent_sizes
@@ -40,7 +49,11 @@ def delayed(
     **columns: Any,
 ) -> tuple[bytes, int]:
     """(region, its checksum) of a delayed batch."""
-    found = list(bodies) if bodies is not None else [b"body %d.%d" % (number, place) for place in range(len(due_times_ms))]
+    found = (
+        list(bodies)
+        if bodies is not None
+        else [b"body %d.%d" % (number, place) for place in range(len(due_times_ms))]
+    )
     envelope, region = encode(
         subject.encode(),
         Columns(found, due_times_ms=due_times_ms, **columns),
@@ -56,12 +69,22 @@ def delayed(
 def places(found: Iterable[SchedulePlace]) -> Places:
     every = list(found)
     buckets, ordinals = ([each[item] for each in every] for item in (0, 1))
-    return Places(np.zeros(len(every), np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32))
+    return Places(
+        np.zeros(len(every), np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32)
+    )
 
 
 def plan(number: int, *items: tuple[int, Sequence[int]], subject: str = "orders") -> PlanAction:
     """A plan of (bucket, ordinals)."""
-    return PlanAction(number, subject, 0, "g0", 99, number, tuple((bucket, np.array(each, "<u4").tobytes()) for bucket, each in items))
+    return PlanAction(
+        number,
+        subject,
+        0,
+        "g0",
+        99,
+        number,
+        tuple((bucket, np.array(each, "<u4").tobytes()) for bucket, each in items),
+    )
 
 
 def opened(folder: Path, state: Any = None, *, bucket_ms: int = SECOND, **options: Any) -> Schedule:
@@ -132,7 +155,10 @@ class Model:
         elif isinstance(action, PlanDone | PlanVoid):
             for number in action.numbers:
                 if number in self.plans:
-                    self._mark(self.plans.pop(number), "delivered" if isinstance(action, PlanDone) else "pending")
+                    self._mark(
+                        self.plans.pop(number),
+                        "delivered" if isinstance(action, PlanDone) else "pending",
+                    )
         elif isinstance(action, Close):
             self._close(action.before)
         else:
@@ -148,7 +174,9 @@ class Model:
         if state not in ("pending", "planned"):
             self.aliases = {each: where for each, where in self.aliases.items() if where != place}
 
-    def _single(self, time_ms: int, place: SchedulePlace, action: Cancel | Postpone | Recur) -> None:
+    def _single(
+        self, time_ms: int, place: SchedulePlace, action: Cancel | Postpone | Recur
+    ) -> None:
         if isinstance(action, Cancel):
             if self.states.get(place) == "pending":
                 self._set(place, "cancelled")
@@ -164,20 +192,40 @@ class Model:
             if message.flags & BatchFlag.RECURRING and SCHEDULE_ID in headers:
                 at_ms = int(headers.get(PLANNED, b"%d/" % message.due_ms).partition(b"/")[0])
                 headers = {name: value for name, value in headers.items() if name != PLANNED}
-                headers |= {PLANNED: b"%d/%d" % (at_ms, action.due_ms)} if at_ms != action.due_ms else {}
-            new = self._add(replace(message, due_ms=action.due_ms, append_ms=time_ms, headers=headers))
+                headers |= (
+                    {PLANNED: b"%d/%d" % (at_ms, action.due_ms)} if at_ms != action.due_ms else {}
+                )
+            new = self._add(
+                replace(message, due_ms=action.due_ms, append_ms=time_ms, headers=headers)
+            )
             self.moves[place] = new
             self._set(place, "moved")
         else:
-            digest = blake2b(known_as + action.due_ms.to_bytes(8, "little"), digest_size=16).digest()
-            headers = {name: value for name, value in message.headers.items() if name not in (SCHEDULE_ID, PLANNED)}
+            digest = blake2b(
+                known_as + action.due_ms.to_bytes(8, "little"), digest_size=16
+            ).digest()
+            headers = {
+                name: value
+                for name, value in message.headers.items()
+                if name not in (SCHEDULE_ID, PLANNED)
+            }
             headers[SCHEDULE_ID] = known_as.hex().encode()
-            new = self._add(replace(message, due_ms=action.due_ms, append_ms=time_ms, message_id=digest, headers=headers))
+            new = self._add(
+                replace(
+                    message,
+                    due_ms=action.due_ms,
+                    append_ms=time_ms,
+                    message_id=digest,
+                    headers=headers,
+                )
+            )
         self.aliases[known_as] = new
         self.told.append((action.due_ms, new))
 
     def _close(self, before: int) -> None:
-        left = [place.bucket for place, state in self.states.items() if state in ("pending", "planned")]
+        left = [
+            place.bucket for place, state in self.states.items() if state in ("pending", "planned")
+        ]
         self.closed_before = max(self.closed_before, min([before, *left]))
         for place in [each for each in self.messages if each.bucket < self.closed_before]:
             del self.messages[place], self.states[place]
@@ -196,18 +244,25 @@ class Model:
         every = sorted(self.messages)
         assert schedule.read(places(every)) == [self.messages[each] for each in every]
         assert [schedule.state_of(each) for each in every] == [self.states[each] for each in every]
-        assert schedule.are_pending(places(every)).tolist() == [self.states[each] == "pending" for each in every]
+        assert schedule.are_pending(places(every)).tolist() == [
+            self.states[each] == "pending" for each in every
+        ]
         numbers = sorted({each.bucket for each in every})
         assert [(info.bucket, info.messages, info.pending) for info in schedule.buckets()] == [
             (
                 number,
                 sum(each.bucket == number for each in every),
-                sum(each.bucket == number and self.states[each] in ("pending", "planned") for each in every),
+                sum(
+                    each.bucket == number and self.states[each] in ("pending", "planned")
+                    for each in every
+                ),
             )
             for number in numbers
         ]
         for number in numbers:
-            assert schedule.settled(number).tolist() == [self.states[each] != "pending" for each in every if each.bucket == number]
+            assert schedule.settled(number).tolist() == [
+                self.states[each] != "pending" for each in every if each.bucket == number
+            ]
             due_times_ms = [self.messages[each].due_ms for each in every if each.bucket == number]
             assert (
                 schedule.rows(number, 0, len(due_times_ms))["due"].tolist()
@@ -215,7 +270,11 @@ class Model:
                 == schedule.reader(number).read(0, len(due_times_ms))["due"].tolist()
             )
         assert {each: schedule.alias(each) for each in self.aliases} == self.aliases
-        left = [self.messages[place].subject for place, state in self.states.items() if state in ("pending", "planned")]
+        left = [
+            self.messages[place].subject
+            for place, state in self.states.items()
+            if state in ("pending", "planned")
+        ]
         assert schedule.pending.all() == Counter(left)
 
     def follow(self, place: SchedulePlace) -> SchedulePlace:
@@ -226,11 +285,18 @@ class Model:
     def due(self, from_ms: int, to_ms: int) -> list[DueMessage]:
         """The result of a scan."""
         found = [self.messages[each] for each in self.pending()]
-        return sorted((each for each in found if from_ms <= each.due_ms < (to_ms or 1 << 62)), key=lambda each: (each.due_ms, each.place))
+        return sorted(
+            (each for each in found if from_ms <= each.due_ms < (to_ms or 1 << 62)),
+            key=lambda each: (each.due_ms, each.place),
+        )
 
 
 def messages_of(
-    due_times_ms: Sequence[int], number: int, *, flags: int = 0, headers: Sequence[dict[str, bytes]] | None = None
+    due_times_ms: Sequence[int],
+    number: int,
+    *,
+    flags: int = 0,
+    headers: Sequence[dict[str, bytes]] | None = None,
 ) -> list[DueMessage]:
     """The messages that `delayed` puts into a batch."""
     return [
@@ -297,7 +363,13 @@ class FakeSchedule:
             kept.due_times_ms.append(due)
             kept.settled.append(False)
         buckets, ordinals = zip(*found, strict=True)
-        self.on_pending(Places(np.array(due_times_ms, np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32)))
+        self.on_pending(
+            Places(
+                np.array(due_times_ms, np.int64),
+                np.array(buckets, np.int32),
+                np.array(ordinals, np.uint32),
+            )
+        )
         return found
 
     def settle(self, place: SchedulePlace) -> None:
@@ -310,7 +382,10 @@ class FakeSchedule:
             self.kept.pop(bucket).is_closed = True
 
     def buckets(self) -> list[BucketInfo]:
-        return [BucketInfo(each, len(kept.due_times_ms), kept.settled.count(False), 0) for each, kept in sorted(self.kept.items())]
+        return [
+            BucketInfo(each, len(kept.due_times_ms), kept.settled.count(False), 0)
+            for each, kept in sorted(self.kept.items())
+        ]
 
     def count(self, bucket: int) -> int:
         return len(self.kept[bucket].due_times_ms) if bucket in self.kept else 0

@@ -23,11 +23,19 @@ class Index:
         return self._rows[first:end]
 
 
-def sifted(due_times_ms: list[int], settled: list[bool], sieve: Sieve, piece: int) -> list[tuple[int, int]]:
-    runs = sift(sieve, 5, Index(due_times_ms), np.array(settled, np.bool_), len(due_times_ms), piece)
+def sifted(
+    due_times_ms: list[int], settled: list[bool], sieve: Sieve, piece: int
+) -> list[tuple[int, int]]:
+    runs = sift(
+        sieve, 5, Index(due_times_ms), np.array(settled, np.bool_), len(due_times_ms), piece
+    )
     found = [run.first(len(run)) for run in runs]
     assert all((each.buckets == 5).all() for each in found)
-    return [pair for each in found for pair in zip(each.due_times_ms.tolist(), each.ordinals.tolist(), strict=True)]
+    return [
+        pair
+        for each in found
+        for pair in zip(each.due_times_ms.tolist(), each.ordinals.tolist(), strict=True)
+    ]
 
 
 def test_the_worked_example_of_the_module_holds() -> None:
@@ -63,7 +71,11 @@ def test_a_slice_is_all_that_is_pending_in_its_stretch_and_as_long_as_may_be(
     due_times_ms, settled = [due for due, _ in lines], [each for _, each in lines]
     sieve = Sieve(first_ms, first_ms + length, most)
     found = sifted(due_times_ms, settled, sieve, piece)
-    pending = sorted((due, at) for at, (due, is_settled) in enumerate(lines) if not is_settled and due >= first_ms)
+    pending = sorted(
+        (due, at)
+        for at, (due, is_settled) in enumerate(lines)
+        if not is_settled and due >= first_ms
+    )
     assert found == [(due, at) for due, at in pending if due < sieve.end_ms]
     assert first_ms < sieve.end_ms <= first_ms + length
     assert len(found) <= most or len({due for due, _ in found}) == 1
@@ -72,7 +84,9 @@ def test_a_slice_is_all_that_is_pending_in_its_stretch_and_as_long_as_may_be(
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 12), st.integers(1, 70))
-def test_slices_one_after_another_are_everything_once_in_order(due_times_ms: list[int], most: int, piece: int) -> None:
+def test_slices_one_after_another_are_everything_once_in_order(
+    due_times_ms: list[int], most: int, piece: int
+) -> None:
     found: list[tuple[int, int]] = []
     at_ms = 0
     while at_ms < 40:

@@ -12,7 +12,11 @@ from support import forms
 from qmq.delay.recurrence import next_run
 
 MINUTE = timedelta(minutes=1)
-NAMES = sorted(name for name in available_timezones() if not name.startswith(("posix", "right", "Etc", "SystemV")) and name != "localtime")
+NAMES = sorted(
+    name
+    for name in available_timezones()
+    if not name.startswith(("posix", "right", "Etc", "SystemV")) and name != "localtime"
+)
 YEARS = (2020, 2031)
 CRONS = {
     "*/15 9-17 * * *": lambda t: 9 <= t.hour <= 17 and t.minute % 15 == 0,
@@ -65,7 +69,9 @@ def expected(cron: str, zone: ZoneInfo, begin: datetime, end: datetime) -> set[d
             skipped = last is not None and wall > last + MINUTE
             walls = [wall]
             if skipped and last is not None:
-                walls += [last + number * MINUTE for number in range(1, int((wall - last) / MINUTE))]
+                walls += [
+                    last + number * MINUTE for number in range(1, int((wall - last) / MINUTE))
+                ]
             matches = any(fits(each) and each not in seen for each in walls)
             seen.update(walls)
             last = wall
@@ -95,11 +101,19 @@ def judge(name: str, most: int) -> None:
             assert runs == sorted(expected(cron, zone, begin, end)), (name, cron, at)
 
 
-ODD = ("Australia/Lord_Howe", "Antarctica/Troll", "Pacific/Norfolk", "Asia/Pyongyang", "Antarctica/Casey")
+ODD = (
+    "Australia/Lord_Howe",
+    "Antarctica/Troll",
+    "Pacific/Norfolk",
+    "Asia/Pyongyang",
+    "Antarctica/Casey",
+)
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_no_run_is_lost_or_repeated_where_the_clock_is_moved_by_other_than_an_hour(name: str) -> None:
+def test_no_run_is_lost_or_repeated_where_the_clock_is_moved_by_other_than_an_hour(
+    name: str,
+) -> None:
     judge(name, 4)
 
 
@@ -113,4 +127,6 @@ def test_a_day_that_a_zone_skips_runs_its_fixed_times_once() -> None:
     zone, begin = ZoneInfo("Pacific/Apia"), datetime(2011, 12, 29, tzinfo=UTC)
     end = begin + timedelta(days=4)
     for cron in CRONS:
-        assert got(cron, "Pacific/Apia", begin, end) == sorted(expected(cron, zone, begin, end)), cron
+        assert got(cron, "Pacific/Apia", begin, end) == sorted(expected(cron, zone, begin, end)), (
+            cron
+        )

@@ -18,8 +18,26 @@ from qmq.model import SCHEDULE_ID
 from qmq.wire.batch_columns import BatchFlag
 
 
-def _message(number: int, due_ms: int, subject: str = "a", flags: int = 0, headers: dict[str, bytes] | None = None) -> DueMessage:
-    return DueMessage(SchedulePlace(0, number), due_ms, subject, b"", b"", (), headers or {}, 0, number.to_bytes(16, "big"), flags, 7)
+def _message(
+    number: int,
+    due_ms: int,
+    subject: str = "a",
+    flags: int = 0,
+    headers: dict[str, bytes] | None = None,
+) -> DueMessage:
+    return DueMessage(
+        SchedulePlace(0, number),
+        due_ms,
+        subject,
+        b"",
+        b"",
+        (),
+        headers or {},
+        0,
+        number.to_bytes(16, "big"),
+        flags,
+        7,
+    )
 
 
 def _admin(messages: list[DueMessage]) -> EngineAdmin:
@@ -28,7 +46,9 @@ def _admin(messages: list[DueMessage]) -> EngineAdmin:
         found = [each for each in messages if from_ms <= each.due_ms < (to_ms or 1 << 62)]
         yield from sorted(found, key=lambda each: (each.due_ms, each.place))
 
-    engine: Any = SimpleNamespace(schedule=SimpleNamespace(scan=scan), writer=SimpleNamespace(committed=_nothing))
+    engine: Any = SimpleNamespace(
+        schedule=SimpleNamespace(scan=scan), writer=SimpleNamespace(committed=_nothing)
+    )
     return EngineAdmin(lambda: engine, "d1", 1_000)
 
 
@@ -47,8 +67,14 @@ async def _all(admin: EngineAdmin, subject: str, most: int) -> list[DueMessage]:
     return found
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("ab")), max_size=40), st.integers(1, 5), st.sampled_from(("", "a", "b")))
-async def test_pages_together_are_the_list(items: list[tuple[int, str]], most: int, subject: str) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.sampled_from("ab")), max_size=40),
+    st.integers(1, 5),
+    st.sampled_from(("", "a", "b")),
+)
+async def test_pages_together_are_the_list(
+    items: list[tuple[int, str]], most: int, subject: str
+) -> None:
     # ordinals and ids are in opposite orders: what is due at one time is listed by id
     messages = [_message(len(items) - at, due_ms, name) for at, (due_ms, name) in enumerate(items)]
     admin = _admin(messages)
@@ -59,7 +85,9 @@ async def test_pages_together_are_the_list(items: list[tuple[int, str]], most: i
     assert found == sorted(wanted, key=lambda each: (each.due_ms, str(admin.id_of(each))))
 
 
-async def test_too_many_due_at_one_time_are_refused_instead_of_holding_up_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_due_at_one_time_are_refused_instead_of_holding_up_deliveries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("qmq.delay.admin.SAME_MAX", 5)
     with pytest.raises(InvalidArgument, match="due at 3 ms"):
         await _admin([_message(number, 3) for number in range(9)]).listed("", 0, 0, (0, ""), 2)
@@ -94,11 +122,15 @@ async def test_a_committed_move_is_answered_while_mastership_is_handed_over() ->
             raise NotMaster("handed over")
         return masters[0]
 
-    schedule = SimpleNamespace(find=lambda _: message.place, state_of=lambda _: "pending", read=lambda _: [message])
+    schedule = SimpleNamespace(
+        find=lambda _: message.place, state_of=lambda _: "pending", read=lambda _: [message]
+    )
     plan_log = SimpleNamespace(leaving=set(), in_dispatch=set())
     writer = SimpleNamespace(act=acted.append, committed=committed)
     clock = SimpleNamespace(time_ms=lambda: 0)
-    masters.append(SimpleNamespace(schedule=schedule, plan_log=plan_log, writer=writer, clock=clock))
+    masters.append(
+        SimpleNamespace(schedule=schedule, plan_log=plan_log, writer=writer, clock=clock)
+    )
     admin = EngineAdmin(engine, "d1", 1_000)
     moved = await admin.move(admin.id_of(message), 900)
     assert (moved.due_ms, moved.message_id, admin.moved) == (900, message.message_id, 1)

@@ -49,7 +49,10 @@ def messages(region: bytes) -> list[tuple[Any, ...]]:
     """Each message with all its attributes."""
     view = BatchView(UNPLACED, region)
     count, nothing = view.count, [None] * view.count
-    ids = view.message_ids() or [MessageId(view.header.producer_id, view.header.batch_sequence, place).to_bytes() for place in range(count)]
+    ids = view.message_ids() or [
+        MessageId(view.header.producer_id, view.header.batch_sequence, place).to_bytes()
+        for place in range(count)
+    ]
     columns = (
         view.bodies(),
         view.keys() or nothing,
@@ -60,12 +63,20 @@ def messages(region: bytes) -> list[tuple[Any, ...]]:
         view.logical_partitions() or nothing,
         view.due_times_ms() or nothing,
     )
-    head = (view.subject, view.header.producer_id, view.header.batch_sequence, view.header.flags, view.header.partition)
+    head = (
+        view.subject,
+        view.header.producer_id,
+        view.header.batch_sequence,
+        view.header.flags,
+        view.header.partition,
+    )
     return [(*head, *each) for each in zip(*columns, strict=True)]
 
 
 @given(batches(), st.data())
-def test_cut_in_whatever_way_each_message_keeps_all_it_has(batch: tuple[bytes, int], data: st.DataObject) -> None:
+def test_cut_in_whatever_way_each_message_keeps_all_it_has(
+    batch: tuple[bytes, int], data: st.DataObject
+) -> None:
     region, count = batch
     whole = messages(region)
     order = data.draw(st.permutations(range(count)))
@@ -79,23 +90,31 @@ def test_cut_in_whatever_way_each_message_keeps_all_it_has(batch: tuple[bytes, i
 
 
 @given(batches())
-def test_cut_into_one_piece_tag_hashes_and_layout_are_the_producers(batch: tuple[bytes, int]) -> None:
+def test_cut_into_one_piece_tag_hashes_and_layout_are_the_producers(
+    batch: tuple[bytes, int],
+) -> None:
     region, count = batch
-    before, after = (BatchView(UNPLACED, each) for each in (region, Pieces(region).piece(range(count))))
+    before, after = (
+        BatchView(UNPLACED, each) for each in (region, Pieces(region).piece(range(count)))
+    )
     assert after.tag_hashes() == before.tag_hashes()
     assert after.header.compression == 0
     assert len(after.region) % 8 == 0
 
 
 @given(batches(), st.data())
-def test_a_moved_message_differs_only_in_its_due_time(batch: tuple[bytes, int], data: st.DataObject) -> None:
+def test_a_moved_message_differs_only_in_its_due_time(
+    batch: tuple[bytes, int], data: st.DataObject
+) -> None:
     region, count = batch
     place = data.draw(st.integers(0, count - 1))
     assert messages(Pieces(region).moved(place, 77)) == [(*messages(region)[place][:-1], 77)]
 
 
 @given(batches(), st.data())
-def test_a_run_differs_in_id_due_time_and_one_header(batch: tuple[bytes, int], data: st.DataObject) -> None:
+def test_a_run_differs_in_id_due_time_and_one_header(
+    batch: tuple[bytes, int], data: st.DataObject
+) -> None:
     region, count = batch
     place = data.draw(st.integers(0, count - 1))
     first = bytes(range(16))

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_support import START, delayed
 
-from qmq.delay.batches import OUTLINED_BYTES_MIN, STRETCH_MAX, BatchOutline, StoredBatch, is_outlined
+from qmq.delay.batches import (
+    OUTLINED_BYTES_MIN,
+    STRETCH_MAX,
+    BatchOutline,
+    StoredBatch,
+    is_outlined,
+)
 from qmq.delay.interfaces import SchedulePlace
 from qmq.errors import CorruptBatch
 from qmq.wire.batch import Envelope
@@ -37,14 +43,26 @@ def reader(region: bytes) -> Any:
 def test_a_message_by_outline_is_the_message_of_the_batch(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 5))
     every = lambda items: st.lists(items, min_size=count, max_size=count)  # noqa: E731
-    columns = {name: data.draw(every(items)) for name, items in COLUMNS.items() if data.draw(st.booleans(), name)}
+    columns = {
+        name: data.draw(every(items))
+        for name, items in COLUMNS.items()
+        if data.draw(st.booleans(), name)
+    }
     due_times_ms = data.draw(every(st.integers(0, 2**62)))
-    region, crc = delayed(due_times_ms, number=2**40 + 3, flags=2, bodies=data.draw(every(st.binary(max_size=20))), **columns)
+    region, crc = delayed(
+        due_times_ms,
+        number=2**40 + 3,
+        flags=2,
+        bodies=data.draw(every(st.binary(max_size=20))),
+        **columns,
+    )
     batch = stored(region, crc, 10)
     outline = BatchOutline(batch.view)
     for place in range(count):
         at = SchedulePlace(7, 10 + place)
-        assert outline.message(reader(region), place, due_times_ms[place], at) == batch.message(place, at)
+        assert outline.message(reader(region), place, due_times_ms[place], at) == batch.message(
+            place, at
+        )
 
 
 @pytest.mark.parametrize("place", [0, 1, 1_500, 2_999])
@@ -59,7 +77,9 @@ def test_due_time_and_body_are_found_in_one_read_or_in_two(place: int) -> None:
         sizes.append(size)
         return region[at : at + size]
 
-    found = BatchOutline(batch.view).message(read, place, due_times_ms[place], SchedulePlace(7, place))
+    found = BatchOutline(batch.view).message(
+        read, place, due_times_ms[place], SchedulePlace(7, place)
+    )
     assert found == batch.message(place, SchedulePlace(7, place))
     assert len(sizes) <= 3
     assert max(sizes) <= STRETCH_MAX
@@ -81,7 +101,9 @@ def test_offsets_that_the_disk_changed_later_are_damage() -> None:
     outline = BatchOutline(batch.view)
     data = bytearray(region)
     data[batch.view.layout.body + 4 * 2 + 2] ^= 1  # the end of the second body: 64 KiB further
-    assert outline.message(reader(bytes(data)), 0, START, SchedulePlace(7, 0)) == batch.message(0, SchedulePlace(7, 0))
+    assert outline.message(reader(bytes(data)), 0, START, SchedulePlace(7, 0)) == batch.message(
+        0, SchedulePlace(7, 0)
+    )
     with pytest.raises(CorruptBatch, match="outside the batch"):
         outline.message(reader(bytes(data)), 1, START + 1, SchedulePlace(7, 1))
 
@@ -89,6 +111,10 @@ def test_offsets_that_the_disk_changed_later_are_damage() -> None:
 def test_small_and_compressed_batches_have_no_outline() -> None:
     large = [b"x" * OUTLINED_BYTES_MIN]
     assert is_outlined(stored(*delayed([START], bodies=large)).view)
-    assert not is_outlined(stored(*delayed([START], bodies=[b"x" * (OUTLINED_BYTES_MIN - 200)])).view)
+    assert not is_outlined(
+        stored(*delayed([START], bodies=[b"x" * (OUTLINED_BYTES_MIN - 200)])).view
+    )
     noise = [bytes(range(256)) * 100]
-    assert not is_outlined(stored(*delayed([START], bodies=noise, compression=Compression.ZSTD)).view)
+    assert not is_outlined(
+        stored(*delayed([START], bodies=noise, compression=Compression.ZSTD)).view
+    )

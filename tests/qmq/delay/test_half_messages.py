@@ -21,7 +21,13 @@ async def cluster() -> AsyncIterator[TestCluster]:
         yield found
 
 
-async def send_half(cluster: TestCluster, mq: qmq.Client, body: bytes, subject: str = "orders", key: str | None = None) -> str:
+async def send_half(
+    cluster: TestCluster,
+    mq: qmq.Client,
+    body: bytes,
+    subject: str = "orders",
+    key: str | None = None,
+) -> str:
     producer = mq.delayed_producer(subject, is_half=True)
     ticket = producer.send(body, key, due_ms=cluster.clock.time_ms() + HOUR_MS)
     return str((await ticket).receipt(producer.place_of_last(ticket)).delayed_id)
@@ -35,7 +41,9 @@ async def received(mq: qmq.Client, subject: str = "orders") -> list[bytes]:
         return [each.body for each in found]
 
 
-async def test_a_half_message_that_is_due_is_cancelled_and_not_delivered(cluster: TestCluster) -> None:
+async def test_a_half_message_that_is_due_is_cancelled_and_not_delivered(
+    cluster: TestCluster,
+) -> None:
     mq = cluster.client()
     half = await send_half(cluster, mq, b"half")
     await mq.send("orders", b"whole", delay=timedelta(hours=1))
@@ -50,7 +58,10 @@ async def test_a_half_message_that_is_due_is_cancelled_and_not_delivered(cluster
 
 async def test_a_committed_half_message_is_delivered_once(cluster: TestCluster) -> None:
     mq = cluster.client()
-    committed, rolled_back = await send_half(cluster, mq, b"commit", key="k"), await send_half(cluster, mq, b"rollback", key="k")
+    committed, rolled_back = (
+        await send_half(cluster, mq, b"commit", key="k"),
+        await send_half(cluster, mq, b"rollback", key="k"),
+    )
     await mq.delayed.move(committed, timedelta(0))
     await mq.delayed.cancel(rolled_back)
     await cluster.clock.advance(hours=2)
@@ -58,10 +69,17 @@ async def test_a_committed_half_message_is_delivered_once(cluster: TestCluster) 
     assert (await mq.delayed.show(committed)).state == "delivered"
 
 
-async def test_on_an_ordered_subject_an_undecided_message_holds_nothing_up(cluster: TestCluster) -> None:
+async def test_on_an_ordered_subject_an_undecided_message_holds_nothing_up(
+    cluster: TestCluster,
+) -> None:
     mq = cluster.client()
-    await mq.metadata.create_subject(SubjectConfig("orders", order=Order.STRICT, logical_partitions=16))
-    half, committed = await send_half(cluster, mq, b"half", key="k"), await send_half(cluster, mq, b"committed", key="k")
+    await mq.metadata.create_subject(
+        SubjectConfig("orders", order=Order.STRICT, logical_partitions=16)
+    )
+    half, committed = (
+        await send_half(cluster, mq, b"half", key="k"),
+        await send_half(cluster, mq, b"committed", key="k"),
+    )
     await mq.delayed.move(committed, timedelta(hours=2))
     await cluster.clock.advance(hours=3)
     async with mq.ordered_consumer("orders", "G") as consumer:
@@ -75,12 +93,21 @@ async def test_half_messages_are_listed_apart(cluster: TestCluster) -> None:
     half, decided = await send_half(cluster, mq, b"half"), await send_half(cluster, mq, b"decided")
     await mq.delayed.move(decided, timedelta(hours=2))
     assert [each.id async for each in mq.delayed.list(is_half=True)] == [half]
-    assert [each.state async for each in mq.delayed.list("orders")] == ["pending", "half", "pending"]
+    assert [each.state async for each in mq.delayed.list("orders")] == [
+        "pending",
+        "half",
+        "pending",
+    ]
 
 
-async def test_a_half_message_is_still_one_after_its_delay_group_started_over(cluster: TestCluster) -> None:
+async def test_a_half_message_is_still_one_after_its_delay_group_started_over(
+    cluster: TestCluster,
+) -> None:
     mq = cluster.client()
-    half, committed = await send_half(cluster, mq, b"half"), await send_half(cluster, mq, b"committed")
+    half, committed = (
+        await send_half(cluster, mq, b"half"),
+        await send_half(cluster, mq, b"committed"),
+    )
     await mq.delayed.move(committed, timedelta(minutes=1))
     await cluster.kill("delay-1")
     await cluster.restart("delay-1")

@@ -17,7 +17,11 @@ def test_figures_are_about_the_last_minute_and_the_total_about_all() -> None:
     assert (lateness.p50(59_999), lateness.p99(59_999)) == (100, 900)
     assert (lateness.p50(60_000), lateness.p99(60_000), lateness.delivered) == (50, 99, 200)
     lateness.note(65_000, np.array([7]))  # its slot had the first ones
-    assert (lateness.percentile(65_000, 100), lateness.p50(95_000), lateness.p50(125_000)) == (100, 7, 0)
+    assert (lateness.percentile(65_000, 100), lateness.p50(95_000), lateness.p50(125_000)) == (
+        100,
+        7,
+        0,
+    )
 
 
 def test_early_by_another_clock_counts_as_on_time() -> None:
@@ -27,7 +31,9 @@ def test_early_by_another_clock_counts_as_on_time() -> None:
 
 
 @given(st.lists(st.integers(0, 1 << 39), min_size=1, max_size=50), st.integers(1, 100))
-def test_a_figure_is_exact_to_a_second_and_at_most_two_per_mille_too_high(values: list[int], percent: int) -> None:
+def test_a_figure_is_exact_to_a_second_and_at_most_two_per_mille_too_high(
+    values: list[int], percent: int
+) -> None:
     lateness = Lateness()
     lateness.note(0, np.array(values, np.int64))
     exact = int(np.percentile(values, percent, method="inverted_cdf"))

@@ -23,7 +23,14 @@ YEARS = 1_000_000
 
 
 def loader(schedule: FakeSchedule, *, now: int = NOW, most: int = 100, piece: int = 50) -> Loader:
-    found = Loader(schedule, Wheel(10), Later, wheel_messages_max=most, slice_messages_max=piece, load_ahead_ms=60)
+    found = Loader(
+        schedule,
+        Wheel(10),
+        Later,
+        wheel_messages_max=most,
+        slice_messages_max=piece,
+        load_ahead_ms=60,
+    )
     schedule.on_pending = found.stored
     found.begin(now)
     return found
@@ -275,7 +282,9 @@ asyncio.run(main())
 
 @pytest.mark.long
 def test_ten_million_messages_of_one_hour_take_less_than_500_mib() -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, check=True, text=True
+    )
     count, held, peak = map(int, ran.stdout.split())
     assert count == 10_000_000
     assert held <= 9 * count
@@ -292,7 +301,9 @@ class Loading(RuleBasedStateMachine):
         most=st.integers(1, 20),
         settled=st.sets(st.integers(0, 29)),
     )
-    def begin(self, before: list[int], closed: int, piece: int, most: int, settled: set[int]) -> None:
+    def begin(
+        self, before: list[int], closed: int, piece: int, most: int, settled: set[int]
+    ) -> None:
         self.now = NOW
         self.schedule = FakeSchedule(HOUR)
         self.schedule.closed_before = closed
@@ -316,7 +327,11 @@ class Loading(RuleBasedStateMachine):
         self.schedule.settle(place)
         self.settled.add(place)
 
-    @rule(ahead=st.lists(st.one_of(st.integers(-200, 300), st.sampled_from([0, 1, 50])), min_size=1, max_size=8))
+    @rule(
+        ahead=st.lists(
+            st.one_of(st.integers(-200, 300), st.sampled_from([0, 1, 50])), min_size=1, max_size=8
+        )
+    )
     def store(self, ahead: list[int]) -> None:
         self._store([self.now + each for each in ahead])
 
@@ -359,7 +374,11 @@ class Loading(RuleBasedStateMachine):
         self._leave(self.loader.wheel.advance(self.now, most))
         boundary = self.now // 10 * 10
         if most == 10_000:
-            due = {place for place, due_ms in self.due_times_ms.items() if due_ms <= boundary and due_ms < self.loader.horizon_ms}
+            due = {
+                place
+                for place, due_ms in self.due_times_ms.items()
+                if due_ms <= boundary and due_ms < self.loader.horizon_ms
+            }
             is_late = {place for place in self.was_before if self.due_times_ms[place] < NOW}
             assert due - is_late <= self.left | self.settled
 
@@ -368,12 +387,21 @@ class Loading(RuleBasedStateMachine):
         found = self.loader.late.advance(self.now, most)
         self._leave(found)
         self.late_left += found.due_times_ms.tolist()
-        assert all(a <= b for a, b in pairwise(self.late_left)), "an older late message came behind a newer one"
+        assert all(a <= b for a, b in pairwise(self.late_left)), (
+            "an older late message came behind a newer one"
+        )
         for bucket, ordinal in zip(found.buckets.tolist(), found.ordinals.tolist(), strict=True):
             assert SchedulePlace(bucket, ordinal) in self.was_before
 
     def _leave(self, found: Places) -> None:
-        rows = list(zip(found.due_times_ms.tolist(), found.buckets.tolist(), found.ordinals.tolist(), strict=True))
+        rows = list(
+            zip(
+                found.due_times_ms.tolist(),
+                found.buckets.tolist(),
+                found.ordinals.tolist(),
+                strict=True,
+            )
+        )
         assert rows == sorted(rows)
         for due, bucket, ordinal in rows:
             place = SchedulePlace(bucket, ordinal)

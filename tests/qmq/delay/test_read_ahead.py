@@ -45,7 +45,9 @@ def batch(number: int, body_bytes: int = KIB) -> tuple[bytes, int]:
     return delayed([START + place for place in range(COUNT)], number=number, bodies=bodies)
 
 
-def restarted(folder: Path, count: int, body_bytes: int = KIB, flip: int | None = None) -> tuple[Schedule, CountingDisk]:
+def restarted(
+    folder: Path, count: int, body_bytes: int = KIB, flip: int | None = None
+) -> tuple[Schedule, CountingDisk]:
     """A schedule with this many batches of 100 KiB in one bucket, opened again, perhaps with a flipped bit in its log."""
     schedule = opened(folder)
     for number in range(1, count + 1):
@@ -72,7 +74,10 @@ def read_ahead(schedule: Schedule) -> int:
 
 
 def read(schedule: Schedule, *ordinals: int) -> list[bytes]:
-    return [message.body[:2] for message in schedule.read(places([SchedulePlace(BUCKET, each) for each in ordinals]))]
+    return [
+        message.body[:2]
+        for message in schedule.read(places([SchedulePlace(BUCKET, each) for each in ordinals]))
+    ]
 
 
 def region_at(number: int) -> int:
@@ -87,7 +92,9 @@ def test_after_the_survey_a_message_is_read_without_its_batch(tmp_path: Path) ->
     schedule, disk = restarted(tmp_path / "again", 3)
     assert read_ahead(schedule) == 1
     disk.sizes.clear()
-    assert schedule.read(places([SchedulePlace(BUCKET, 250), SchedulePlace(BUCKET, 7), SchedulePlace(BUCKET, 120)])) == [
+    assert schedule.read(
+        places([SchedulePlace(BUCKET, 250), SchedulePlace(BUCKET, 7), SchedulePlace(BUCKET, 120)])
+    ) == [
         whole[250],
         whole[7],
         whole[120],
@@ -112,24 +119,32 @@ def test_many_messages_of_a_batch_are_read_with_it_at_once(tmp_path: Path) -> No
     schedule, disk = restarted(tmp_path, 1)
     read_ahead(schedule)
     disk.sizes.clear()
-    assert read(schedule, *range(PICKED_MAX + 1)) == [bytes([1, place]) for place in range(PICKED_MAX + 1)]
+    assert read(schedule, *range(PICKED_MAX + 1)) == [
+        bytes([1, place]) for place in range(PICKED_MAX + 1)
+    ]
     assert len(disk.sizes) == 3  # lines of the index; the batch's begin, and all of it
     schedule.close()
 
 
-def test_a_bit_flipped_before_the_read_ahead_is_logged_and_found_at_reading(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bit_flipped_before_the_read_ahead_is_logged_and_found_at_reading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     schedule, _ = restarted(tmp_path, 3, flip=region_at(2) + 50_000)
     read_ahead(schedule)
     assert f"{LOG} is damaged at byte {region_at(2) - ENVELOPE_BYTES} " in caplog.text
     assert read(schedule, 0, 2 * COUNT) == [b"\x01\x00", b"\x03\x00"]
-    with pytest.raises(LogDamaged, match=f"{LOG} is damaged at byte {region_at(2) - ENVELOPE_BYTES} "):
+    with pytest.raises(
+        LogDamaged, match=f"{LOG} is damaged at byte {region_at(2) - ENVELOPE_BYTES} "
+    ):
         read(schedule, COUNT)
     schedule.close()
 
 
 def test_a_bit_that_turned_in_a_large_batch_is_found_without_survey(tmp_path: Path) -> None:
     schedule, _ = restarted(tmp_path, 2, flip=region_at(2) + 50_000)
-    with pytest.raises(LogDamaged, match=f"{LOG} is damaged at byte {region_at(2) - ENVELOPE_BYTES} "):
+    with pytest.raises(
+        LogDamaged, match=f"{LOG} is damaged at byte {region_at(2) - ENVELOPE_BYTES} "
+    ):
         read(schedule, COUNT)
     schedule.close()
 
@@ -149,7 +164,9 @@ def test_after_a_damaged_envelope_read_ahead_ends_and_batches_are_read_whole(
     schedule.close()
 
 
-def test_a_log_that_is_shorter_than_it_was_ends_the_survey(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_is_shorter_than_it_was_ends_the_survey(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     schedule, _ = restarted(tmp_path, 3)
     with (tmp_path / LOG).open("r+b") as file:
         file.truncate(region_at(3) + 500)
@@ -159,13 +176,17 @@ def test_a_log_that_is_shorter_than_it_was_ends_the_survey(tmp_path: Path, caplo
     schedule.close()
 
 
-def test_read_ahead_goes_piece_by_piece_also_over_batches_larger_than_a_piece(tmp_path: Path) -> None:
+def test_read_ahead_goes_piece_by_piece_also_over_batches_larger_than_a_piece(
+    tmp_path: Path,
+) -> None:
     schedule, disk = restarted(tmp_path, 9, body_bytes=6 * KIB)
     assert COUNT * 6 * KIB > READ_BYTES
     assert read_ahead(schedule) == 3
     assert 9 * COUNT * 6 * KIB > 2 * PIECE_BYTES
     disk.sizes.clear()
-    assert read(schedule, *range(0, 9 * COUNT, COUNT)) == [bytes([number, 0]) for number in range(1, 10)]
+    assert read(schedule, *range(0, 9 * COUNT, COUNT)) == [
+        bytes([number, 0]) for number in range(1, 10)
+    ]
     assert sum(disk.sizes) < 100 * KIB
     schedule.close()
 
@@ -194,7 +215,12 @@ def test_messages_stored_meanwhile_are_examined_next(tmp_path: Path) -> None:
     schedule.take(4, START, *delayed([START], number=4))
     assert schedule.read_ahead(START, START) is None  # only in memory
     disk.sizes.clear()
-    assert read(schedule, 0, COUNT, 2 * COUNT, 3 * COUNT) == [b"\x01\x00", b"\x02\x00", b"\x03\x00", b"bo"]
+    assert read(schedule, 0, COUNT, 2 * COUNT, 3 * COUNT) == [
+        b"\x01\x00",
+        b"\x02\x00",
+        b"\x03\x00",
+        b"bo",
+    ]
     assert sum(disk.sizes) < 20 * KIB
     schedule.close()
 
@@ -210,7 +236,9 @@ def test_only_near_buckets_that_have_something_left_are_surveyed(tmp_path: Path)
     schedule.close()
 
 
-def test_a_bucket_that_is_closed_meanwhile_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bucket_that_is_closed_meanwhile_is_forgotten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     schedule, _ = restarted(tmp_path, 1)
     piece = schedule.read_ahead(START, START)
     assert piece is not None
@@ -266,7 +294,15 @@ async def test_the_engine_surveys_what_is_near_one_piece_at_a_time(tmp_path: Pat
         return work()
 
     dispatcher, writer = Mock(waiting=0, planned=0, stop=AsyncMock()), Mock()
-    engine = Engine(schedule, writer, ManualClock(START - SECOND), DelayConfig(tick_ms=10), lambda _: dispatcher, writer.fatal, run=run)
+    engine = Engine(
+        schedule,
+        writer,
+        ManualClock(START - SECOND),
+        DelayConfig(tick_ms=10),
+        lambda _: dispatcher,
+        writer.fatal,
+        run=run,
+    )
     engine.start()
     await eventually(lambda: len(pieces) == 3 and schedule.read_ahead(START, START) is None)
     await engine.stop()

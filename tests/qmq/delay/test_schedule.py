@@ -12,7 +12,17 @@ import msgspec
 import numpy as np
 import pytest
 from google_crc32c import value as crc32c
-from schedule_support import PRODUCER, SECOND, START, checkpoint, contents, delayed, opened, places, plan
+from schedule_support import (
+    PRODUCER,
+    SECOND,
+    START,
+    checkpoint,
+    contents,
+    delayed,
+    opened,
+    places,
+    plan,
+)
 from support import PLENTY, FillingDisk
 from support.disks import BadSectors
 
@@ -61,15 +71,27 @@ def test_a_batch_of_one_bucket_is_copied_unchanged_under_a_new_envelope(tmp_path
     first = BatchView.parse(files[f"{NAME}.log"])
     view = BatchView.parse(files[f"{NAME}.log"], first.envelope.total_bytes)
     assert (view.region, view.envelope.region_crc) == (region, crc)
-    assert (view.base_sequence, view.envelope.index, view.envelope.append_time_ms, view.envelope.epoch) == (1, 8, START - 8, 0)
+    assert (
+        view.base_sequence,
+        view.envelope.index,
+        view.envelope.append_time_ms,
+        view.envelope.epoch,
+    ) == (1, 8, START - 8, 0)
 
 
 def test_messages_due_before_the_first_kept_bucket_go_into_that_bucket(tmp_path: Path) -> None:
     schedule = opened(tmp_path)
     schedule.act(1, START, Close(BUCKET + 10))
     schedule.take(2, START, *delayed([START, START + 11 * SECOND, START + 10 * SECOND]))
-    assert [(info.bucket, info.messages) for info in schedule.buckets()] == [(BUCKET + 10, 2), (BUCKET + 11, 1)]
-    assert [each.due_ms for each in schedule.scan("orders")] == [START, START + 10 * SECOND, START + 11 * SECOND]
+    assert [(info.bucket, info.messages) for info in schedule.buckets()] == [
+        (BUCKET + 10, 2),
+        (BUCKET + 11, 1),
+    ]
+    assert [each.due_ms for each in schedule.scan("orders")] == [
+        START,
+        START + 10 * SECOND,
+        START + 11 * SECOND,
+    ]
     assert [each.due_ms for each in schedule.scan("orders", START, START + 1)] == [START]
     assert schedule.find(id_of(0, 0, START, START)) == SchedulePlace(BUCKET + 10, 0)
 
@@ -83,7 +105,9 @@ def test_a_batch_without_due_times_changes_nothing_but_the_index(tmp_path: Path)
     assert (schedule.index, schedule.buckets()) == (3, [])
 
 
-def test_large_batches_are_written_at_once_and_small_ones_when_memory_is_used_up(tmp_path: Path) -> None:
+def test_large_batches_are_written_at_once_and_small_ones_when_memory_is_used_up(
+    tmp_path: Path,
+) -> None:
     schedule = opened(tmp_path, buffer_bytes_max=3_000)
     schedule.take(1, START, *delayed([START], bodies=[bytes(LARGE_BYTES)]))
     assert (tmp_path / f"{NAME}.log").stat().st_size > LARGE_BYTES
@@ -91,7 +115,10 @@ def test_large_batches_are_written_at_once_and_small_ones_when_memory_is_used_up
         schedule.take(index, START, *delayed([START + index * SECOND], number=index))
         schedule.check()
     assert 1 < len(list(tmp_path.iterdir())) < 80
-    assert len(schedule.read(places(SchedulePlace(BUCKET + each, 0) for each in (0, *range(2, 40))))) == 39
+    assert (
+        len(schedule.read(places(SchedulePlace(BUCKET + each, 0) for each in (0, *range(2, 40)))))
+        == 39
+    )
     assert len(contents(schedule)) == 78
     assert len(contents(reloaded(schedule, checkpoint(schedule)))) == 78
 
@@ -122,8 +149,12 @@ def test_with_a_full_disk_everything_stays_in_memory_and_is_written_later(tmp_pa
 
 
 @pytest.mark.parametrize("refusals", [1, PLENTY], ids=["for a moment", "for long"])
-def test_a_disk_that_fills_at_any_write_leaves_the_schedule_whole(tmp_path: Path, refusals: int) -> None:
-    due_times_ms = [[START + each * 137 % 4_000 for each in range(batch, batch + 7)] for batch in range(30)]
+def test_a_disk_that_fills_at_any_write_leaves_the_schedule_whole(
+    tmp_path: Path, refusals: int
+) -> None:
+    due_times_ms = [
+        [START + each * 137 % 4_000 for each in range(batch, batch + 7)] for batch in range(30)
+    ]
     whole = contents(filled(tmp_path / "whole", due_times_ms))
 
     def writes(folder: Path, room: int) -> int:
@@ -147,7 +178,9 @@ def test_a_disk_that_fills_at_any_write_leaves_the_schedule_whole(tmp_path: Path
 
 
 def test_whatever_the_order_of_flushes_replicas_have_the_same_bytes(tmp_path: Path) -> None:
-    due_times_ms = [[START + each * 137 % 4_000 for each in range(batch, batch + 7)] for batch in range(30)]
+    due_times_ms = [
+        [START + each * 137 % 4_000 for each in range(batch, batch + 7)] for batch in range(30)
+    ]
     whole = filled(tmp_path / "a", due_times_ms)
     at_once = filled(tmp_path / "b", due_times_ms, buffer_bytes_max=0)
     often = opened(tmp_path / "c", buffer_bytes_max=900)
@@ -184,7 +217,9 @@ def test_files_of_a_closed_bucket_stay_while_a_kept_checkpoint_names_them(tmp_pa
     newest = checkpoint(schedule)
     assert (tmp_path / f"{NAME}.log").exists()
     schedule = reloaded(schedule, newest)
-    assert (tmp_path / f"{NAME}.log").exists(), "opened from the newest one, the older one may be needed still"
+    assert (tmp_path / f"{NAME}.log").exists(), (
+        "opened from the newest one, the older one may be needed still"
+    )
     older = reloaded(schedule, before)
     assert older.state_of(SchedulePlace(BUCKET, 0)) == "cancelled"
     older.act(4, START, Close(BUCKET + 1))
@@ -221,7 +256,9 @@ def test_what_a_crash_left_behind_the_checkpoint_is_cut_off(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("suffix", ["log", "idx", "done"])
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_file_that_is_shorter_than_it_was_is_refused_and_nothing_is_changed(tmp_path: Path, suffix: str, is_gone: bool) -> None:
+def test_a_file_that_is_shorter_than_it_was_is_refused_and_nothing_is_changed(
+    tmp_path: Path, suffix: str, is_gone: bool
+) -> None:
     schedule = filled(tmp_path, [[START]])
     schedule.act(2, START, Cancel(BUCKET, 0))
     state = checkpoint(schedule)
@@ -321,8 +358,13 @@ def test_a_torn_mark_does_not_count(tmp_path: Path) -> None:
 # --- damage ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("suffix", "at", "named"), [("log", 70, "log"), ("log", 3, "log"), ("idx", 0, "idx"), ("idx", 12, "idx")])
-def test_damage_is_found_when_it_is_read_and_says_where(tmp_path: Path, suffix: str, at: int, named: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "at", "named"),
+    [("log", 70, "log"), ("log", 3, "log"), ("idx", 0, "idx"), ("idx", 12, "idx")],
+)
+def test_damage_is_found_when_it_is_read_and_says_where(
+    tmp_path: Path, suffix: str, at: int, named: str
+) -> None:
     schedule = filled(tmp_path, [[START], [START + 1, START + 2]])
     second = BatchView.parse(contents(schedule)[f"{NAME}.log"]).envelope.total_bytes
     state = checkpoint(schedule)
@@ -334,13 +376,17 @@ def test_damage_is_found_when_it_is_read_and_says_where(tmp_path: Path, suffix: 
     path.write_bytes(data)
     schedule = opened(tmp_path, state)
     assert schedule.read(places([SchedulePlace(BUCKET, 0)]))[0].due_ms == START
-    with pytest.raises(LogDamaged, match=f"{NAME}.{named} is damaged at byte {second if named == 'log' else 16} "):
+    with pytest.raises(
+        LogDamaged, match=f"{NAME}.{named} is damaged at byte {second if named == 'log' else 16} "
+    ):
         schedule.read(places([SchedulePlace(BUCKET, 1)]))
     schedule.close()
 
 
 @pytest.mark.parametrize("suffix", ["log", "idx", "done"])
-def test_a_sector_that_cannot_be_read_is_damage_and_names_no_place_in_the_log(tmp_path: Path, suffix: str) -> None:
+def test_a_sector_that_cannot_be_read_is_damage_and_names_no_place_in_the_log(
+    tmp_path: Path, suffix: str
+) -> None:
     """The place would be looked for in another file: the schedule is not repaired from another replica."""
     schedule = filled(tmp_path, [[START, START + 1]])
     schedule.act(2, START, Cancel(BUCKET, 0))
@@ -350,7 +396,9 @@ def test_a_sector_that_cannot_be_read_is_damage_and_names_no_place_in_the_log(tm
     disk.spoil(tmp_path / f"{NAME}.{suffix}", 0)
     schedule = Schedule(tmp_path, disk, SECOND)
     schedule.load(msgspec.msgpack.decode(msgspec.msgpack.encode(state)))
-    with pytest.raises(LogDamaged, match=f"{NAME}.{suffix} is damaged at byte .* .the disk cannot read it") as damage:
+    with pytest.raises(
+        LogDamaged, match=f"{NAME}.{suffix} is damaged at byte .* .the disk cannot read it"
+    ) as damage:
         schedule.state_of(SchedulePlace(BUCKET, 1))
         schedule.read(places([SchedulePlace(BUCKET, 1)]))
     assert (damage.value.log, damage.value.position) == (-1, -1)
@@ -376,7 +424,9 @@ def test_damage_in_the_dispatch_log_is_found_when_it_is_first_needed(tmp_path: P
 
 
 def test_bodies_that_cannot_be_decompressed_are_kept_and_marked_damaged(tmp_path: Path) -> None:
-    region, _ = delayed([START + SECOND, START], bodies=[b"x" * 99, b"y" * 99], compression=Compression.ZSTD)
+    region, _ = delayed(
+        [START + SECOND, START], bodies=[b"x" * 99, b"y" * 99], compression=Compression.ZSTD
+    )
     broken = region[:-16] + bytes(16)
     schedule = opened(tmp_path)
     schedule.take(1, START, broken, _crc(broken))
@@ -388,9 +438,25 @@ def test_bodies_that_cannot_be_decompressed_are_kept_and_marked_damaged(tmp_path
 def test_compressed_bodies_are_read_whole_or_cut(tmp_path: Path) -> None:
     schedule = opened(tmp_path)
     for number, due_times_ms in enumerate(([START, START + 1], [START, START + SECOND]), 1):
-        schedule.take(number, START, *delayed(due_times_ms, number=number, bodies=[b"x" * 99, b"y" * 99], compression=Compression.ZSTD))
+        schedule.take(
+            number,
+            START,
+            *delayed(
+                due_times_ms,
+                number=number,
+                bodies=[b"x" * 99, b"y" * 99],
+                compression=Compression.ZSTD,
+            ),
+        )
     found = schedule.read(
-        places([SchedulePlace(BUCKET, 1), SchedulePlace(BUCKET, 0), SchedulePlace(BUCKET, 2), SchedulePlace(BUCKET + 1, 0)])
+        places(
+            [
+                SchedulePlace(BUCKET, 1),
+                SchedulePlace(BUCKET, 0),
+                SchedulePlace(BUCKET, 2),
+                SchedulePlace(BUCKET + 1, 0),
+            ]
+        )
     )
     assert [each.body[:1] for each in found] == [b"y", b"x", b"x", b"y"]
 
@@ -412,8 +478,16 @@ def test_messages_are_found_by_id_among_many_of_one_append_time(tmp_path: Path) 
         for place, due_ms in enumerate(each):
             found = schedule.read(places([schedule.find(id_of(number, place, due_ms))]))[0]
             assert (found.body, found.due_ms) == (b"body %d.%d" % (number, place), due_ms)
-    assert schedule.read(places([schedule.find(id_of(21, 0, START, START - 4_000))]))[0].body == b"body 21.0"
-    for wrong in (id_of(99, 0, START), id_of(1, 7, START), id_of(1, 0, START, START), id_of(1, 0, START + 9 * SECOND)):
+    assert (
+        schedule.read(places([schedule.find(id_of(21, 0, START, START - 4_000))]))[0].body
+        == b"body 21.0"
+    )
+    for wrong in (
+        id_of(99, 0, START),
+        id_of(1, 7, START),
+        id_of(1, 0, START, START),
+        id_of(1, 0, START + 9 * SECOND),
+    ):
         with pytest.raises(MessageNotFound):
             schedule.find(wrong)
 
@@ -424,7 +498,9 @@ def test_a_moved_message_keeps_its_id_and_after_its_end_the_id_tells_of_it(tmp_p
     schedule.act(2, START, Postpone(BUCKET, 1, START + 2 * SECOND))
     schedule.act(3, START, Postpone(BUCKET + 2, 0, START + 7))
     assert schedule.find(known) == SchedulePlace(BUCKET, 2)
-    assert [schedule.state_of(each) for each in (SchedulePlace(BUCKET, 1), SchedulePlace(BUCKET + 2, 0))] == ["moved", "moved"]
+    assert [
+        schedule.state_of(each) for each in (SchedulePlace(BUCKET, 1), SchedulePlace(BUCKET + 2, 0))
+    ] == ["moved", "moved"]
     schedule.act(4, START, plan(1, (BUCKET, [2])))
     assert schedule.find(known) == SchedulePlace(BUCKET, 2)
     schedule.act(5, START, PlanDone((1,)))
@@ -436,7 +512,9 @@ def test_a_moved_message_keeps_its_id_and_after_its_end_the_id_tells_of_it(tmp_p
 
 def test_a_recurring_message_is_found_by_its_first_id_through_its_runs(tmp_path: Path) -> None:
     schedule = opened(tmp_path)
-    schedule.take(1, START - 5_000, *delayed([START], number=1, flags=4, headers=[{"qmq-cron": b"* * * * *"}]))
+    schedule.take(
+        1, START - 5_000, *delayed([START], number=1, flags=4, headers=[{"qmq-cron": b"* * * * *"}])
+    )
     known = id_of(1, 0, START)
     schedule.act(2, START, Recur(BUCKET, 0, START + SECOND))
     schedule.act(2, START, Cancel(BUCKET, 0))
@@ -445,21 +523,34 @@ def test_a_recurring_message_is_found_by_its_first_id_through_its_runs(tmp_path:
         assert place.bucket == BUCKET + run
         schedule.act(2 + run, START, plan(run, (BUCKET + run, [0])))
         schedule.act(2 + run, START, Recur(BUCKET + run, 0, START + SECOND * (run + 1)))
-    ids = [each.message_id for each in schedule.read(places(SchedulePlace(BUCKET + each, 0) for each in range(5)))]
+    ids = [
+        each.message_id
+        for each in schedule.read(places(SchedulePlace(BUCKET + each, 0) for each in range(5)))
+    ]
     assert len(set(ids)) == 5
     schedule.act(9, START, Postpone(BUCKET + 4, 0, START + 9 * SECOND))
     assert schedule.find(known) == SchedulePlace(BUCKET + 9, 0)
 
 
-def test_a_large_scan_reads_a_bucket_several_times_and_returns_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_scan_reads_a_bucket_several_times_and_returns_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(buckets, "SORTED_MAX", 10)
     monkeypatch.setattr(buckets, "_SLICE_ROWS", 7)
-    due_times_ms = [[START + each * 7919 % 50 for each in range(batch, batch + 9)] for batch in range(20)]
+    due_times_ms = [
+        [START + each * 7919 % 50 for each in range(batch, batch + 9)] for batch in range(20)
+    ]
     schedule = filled(tmp_path, due_times_ms)
     schedule.act(21, START, Cancel(BUCKET, 3))
-    every = sorted((due, ordinal) for ordinal, due in enumerate(due for batch in due_times_ms for due in batch) if ordinal != 3)
+    every = sorted(
+        (due, ordinal)
+        for ordinal, due in enumerate(due for batch in due_times_ms for due in batch)
+        if ordinal != 3
+    )
     assert [(each.due_ms, each.place.ordinal) for each in schedule.scan("")] == every
-    assert [each.due_ms for each in schedule.scan("", START + 10, START + 20)] == [due for due, _ in every if 10 <= due - START < 20]
+    assert [each.due_ms for each in schedule.scan("", START + 10, START + 20)] == [
+        due for due, _ in every if 10 <= due - START < 20
+    ]
 
 
 def test_pending_messages_are_reported_in_the_order_of_their_batch(tmp_path: Path) -> None:
@@ -470,7 +561,11 @@ def test_pending_messages_are_reported_in_the_order_of_their_batch(tmp_path: Pat
     assert told[0].due_times_ms.tolist() == [START + SECOND, START, START + SECOND + 1]
     assert (told[0].buckets - BUCKET).tolist() == [1, 0, 1]
     assert told[0].ordinals.tolist() == [0, 0, 1]
-    assert (told[0].due_times_ms.dtype, told[0].buckets.dtype, told[0].ordinals.dtype) == (np.int64, np.int32, np.uint32)
+    assert (told[0].due_times_ms.dtype, told[0].buckets.dtype, told[0].ordinals.dtype) == (
+        np.int64,
+        np.int32,
+        np.uint32,
+    )
 
 
 def test_a_plan_of_what_is_not_pending_is_a_broken_invariant(tmp_path: Path) -> None:
@@ -499,9 +594,21 @@ def test_every_replica_skips_a_batch_that_cannot_be_parsed(tmp_path: Path) -> No
     fields[9] = int(Compression.ZSTD)
     poison = REGION.pack(*fields) + region[REGION_BYTES:]
     schedule.take(1, START, poison, crc32c(poison))
-    schedule.take(2, START, *delayed([START], number=2, flags=BatchFlag.RECURRING, headers=[{SCHEDULE_ID: b"no id"}]))
-    actions = (Postpone(BUCKET, 0, START + 5), Recur(BUCKET, 0, START + 5), Recur(BUCKET, 7, START), Recur(BUCKET, 1, START + 5_000))
+    schedule.take(
+        2,
+        START,
+        *delayed([START], number=2, flags=BatchFlag.RECURRING, headers=[{SCHEDULE_ID: b"no id"}]),
+    )
+    actions = (
+        Postpone(BUCKET, 0, START + 5),
+        Recur(BUCKET, 0, START + 5),
+        Recur(BUCKET, 7, START),
+        Recur(BUCKET, 1, START + 5_000),
+    )
     for index, action in enumerate(actions, 3):
         schedule.act(index, START, action)
     assert schedule.state_of(SchedulePlace(BUCKET, 0)) == "pending"
-    assert [(each.bucket, each.messages) for each in schedule.buckets()] == [(BUCKET, 2), (BUCKET + 5, 1)]
+    assert [(each.bucket, each.messages) for each in schedule.buckets()] == [
+        (BUCKET, 2),
+        (BUCKET + 5, 1),
+    ]

@@ -11,7 +11,18 @@ import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from schedule_support import SECOND, START, Entry, Model, checkpoint, contents, delayed, messages_of, opened, plan
+from schedule_support import (
+    SECOND,
+    START,
+    Entry,
+    Model,
+    checkpoint,
+    contents,
+    delayed,
+    messages_of,
+    opened,
+    plan,
+)
 from support.forms import examples
 
 from qmq.delay.interfaces import Places, SchedulePlace
@@ -56,7 +67,9 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def _pending(self, found: Places) -> None:
         named = zip(found.buckets.tolist(), found.ordinals.tolist(), strict=True)
-        self.told += list(zip(found.due_times_ms.tolist(), [SchedulePlace(*each) for each in named], strict=True))
+        self.told += list(
+            zip(found.due_times_ms.tolist(), [SchedulePlace(*each) for each in named], strict=True)
+        )
 
     def _entry(self, **content: Any) -> None:
         entry = Entry(self.entries[-1].index + 2 if self.entries else 1, self.time_ms, **content)
@@ -69,11 +82,15 @@ class ScheduleMachine(RuleBasedStateMachine):
         self._entry(actions=actions)
 
     def _some(self, data: st.DataObject) -> SchedulePlace | None:
-        return data.draw(st.sampled_from(sorted(self.model.messages))) if self.model.messages else None
+        return (
+            data.draw(st.sampled_from(sorted(self.model.messages))) if self.model.messages else None
+        )
 
     # --- entries -------------------------------------------------------------------------------------------------------
 
-    @rule(due_times_ms=st.lists(DUES, min_size=1, max_size=6), wait_ms=st.sampled_from([0, 0, 1, 700]))
+    @rule(
+        due_times_ms=st.lists(DUES, min_size=1, max_size=6), wait_ms=st.sampled_from([0, 0, 1, 700])
+    )
     def take(self, due_times_ms: list[int], wait_ms: int) -> None:
         self.time_ms += wait_ms
         self.number += 1
@@ -86,7 +103,10 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.number += 1
         headers = [{CRON: b"* * * * *"}]
         region, crc = delayed([due], number=self.number, flags=BatchFlag.RECURRING, headers=headers)
-        self.model.take(self.time_ms, messages_of([due], self.number, flags=BatchFlag.RECURRING, headers=headers))
+        self.model.take(
+            self.time_ms,
+            messages_of([due], self.number, flags=BatchFlag.RECURRING, headers=headers),
+        )
         self._entry(region=region, crc=crc)
 
     @rule()
@@ -97,10 +117,18 @@ class ScheduleMachine(RuleBasedStateMachine):
     def plan(self, data: st.DataObject, is_recurring: bool) -> None:
         pending = self.model.pending()
         if pending:
-            chosen = data.draw(st.lists(st.sampled_from(pending), min_size=1, max_size=5, unique=True))
-            found = plan(self.schedule.next_plan, *[(each.bucket, [each.ordinal]) for each in chosen])
+            chosen = data.draw(
+                st.lists(st.sampled_from(pending), min_size=1, max_size=5, unique=True)
+            )
+            found = plan(
+                self.schedule.next_plan, *[(each.bucket, [each.ordinal]) for each in chosen]
+            )
             # once for each run, as the engine does: a run that is planned again has its next one already
-            recurring = [each for each in chosen if self.model.messages[each].flags and each not in self.recurred]
+            recurring = [
+                each
+                for each in chosen
+                if self.model.messages[each].flags and each not in self.recurred
+            ]
             self.recurred.update(recurring)
             runs = [Recur(*each, self.model.messages[each].due_ms + SECOND) for each in recurring]
             self._act(found, *runs) if is_recurring else self._act(*runs, found)
@@ -108,7 +136,11 @@ class ScheduleMachine(RuleBasedStateMachine):
     @rule(data=st.data(), is_void=st.booleans())
     def answer(self, data: st.DataObject, is_void: bool) -> None:
         if self.model.plans:
-            numbers = data.draw(st.lists(st.sampled_from(sorted(self.model.plans)), min_size=1, max_size=3, unique=True))
+            numbers = data.draw(
+                st.lists(
+                    st.sampled_from(sorted(self.model.plans)), min_size=1, max_size=3, unique=True
+                )
+            )
             self._act((PlanVoid if is_void else PlanDone)(tuple(numbers)))
             self._act(PlanDone(tuple(numbers)))
 
@@ -199,11 +231,16 @@ class ScheduleMachine(RuleBasedStateMachine):
             digits = MessageId.parse(message.message_id.hex())
             expected = self.model.aliases.get(message.message_id) or self.model.follow(place)
             if expected.bucket >= self.model.closed_before:
-                found = self.schedule.find(DelayedId(digits, message.due_ms, message.append_ms, "d"))
+                found = self.schedule.find(
+                    DelayedId(digits, message.due_ms, message.append_ms, "d")
+                )
                 assert found == expected
 
 
 ScheduleMachine.TestCase.settings = settings(
-    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TestScheduleMachine = ScheduleMachine.TestCase

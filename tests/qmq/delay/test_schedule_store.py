@@ -40,28 +40,46 @@ def small(flush: Flush = Flush.ASYNC) -> LogConfig:
 class DelayStore:
     """A store, its schedule, and traffic by chance such as a delay group has it."""
 
-    def __init__(self, folder: Path, *, is_replicated: bool = False, config: LogConfig | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, is_replicated: bool = False, config: LogConfig | None = None
+    ) -> None:
         self.folder = folder
         self.clock = ManualClock(START - 60_000)
         self.schedule = Schedule(folder / "schedule", Disk(), SECOND, buffer_bytes_max=1_000)
-        self.store = open_store(folder, config or small(), self.clock, is_replicated=is_replicated, projection=self.schedule)
+        self.store = open_store(
+            folder,
+            config or small(),
+            self.clock,
+            is_replicated=is_replicated,
+            projection=self.schedule,
+        )
         self.number = 0
 
     def produce(self, random: Random) -> None:
         self.number += 1
-        due_times_ms = [START + random.randrange(5 * SECOND) for _ in range(random.choice([1, 1, 3, 6]))]
+        due_times_ms = [
+            START + random.randrange(5 * SECOND) for _ in range(random.choice([1, 1, 3, 6]))
+        ]
         region, crc = delayed(due_times_ms, number=self.number)
-        self.store.append([Intake(self.store.open_queue("orders", 0), region, crc, parse_header(region), 0)])
+        self.store.append(
+            [Intake(self.store.open_queue("orders", 0), region, crc, parse_header(region), 0)]
+        )
 
     def act(self, random: Random) -> None:
         """An entry of one or several actions, all of them such as a master would do."""
         schedule = self.schedule
-        every = [SchedulePlace(info.bucket, each) for info in schedule.buckets() for each in range(info.messages)]
+        every = [
+            SchedulePlace(info.bucket, each)
+            for info in schedule.buckets()
+            for each in range(info.messages)
+        ]
         pending = [place for place in every if schedule.state_of(place) == "pending"]
         chance = random.random()
         if pending and chance < 0.5:
             chosen = random.sample(pending, min(len(pending), random.randrange(1, 4)))
-            self.store.act(plan(schedule.next_plan, *[(each.bucket, [each.ordinal]) for each in chosen]))
+            self.store.act(
+                plan(schedule.next_plan, *[(each.bucket, [each.ordinal]) for each in chosen])
+            )
             if chance < 0.1:
                 self.store.act(Recur(*chosen[0], START + random.randrange(5 * SECOND)))
         elif schedule.plans and chance < 0.8:
@@ -69,7 +87,11 @@ class DelayStore:
             self.store.act((PlanDone if chance < 0.7 else PlanVoid)((number,)))
         elif pending and chance < 0.95:
             place = random.choice(pending)
-            self.store.act(Cancel(*place) if chance < 0.9 else Postpone(*place, START + random.randrange(5 * SECOND)))
+            self.store.act(
+                Cancel(*place)
+                if chance < 0.9
+                else Postpone(*place, START + random.randrange(5 * SECOND))
+            )
         else:
             for place in [each for each in pending if each.bucket < BUCKET + 1]:
                 self.store.act(Cancel(*place))
@@ -105,14 +127,23 @@ def known(schedule: Schedule) -> Any:
     )
 
 
-def replayed(folder: Path, where: Path, *, is_replicated: bool = False, keeps_checkpoints: bool = False, until: int | None = None) -> Any:
+def replayed(
+    folder: Path,
+    where: Path,
+    *,
+    is_replicated: bool = False,
+    keeps_checkpoints: bool = False,
+    until: int | None = None,
+) -> Any:
     """Open a copy of the folder, as a crash leaves it. Returns (state, files)."""
     shutil.rmtree(where, ignore_errors=True)
     shutil.copytree(folder, where)
     if not keeps_checkpoints:
         shutil.rmtree(where / "checkpoint", ignore_errors=True)
     schedule = Schedule(where / "schedule", Disk(), SECOND)
-    store = open_store(where, small(), ManualClock(), is_replicated=is_replicated, projection=schedule, until=until)
+    store = open_store(
+        where, small(), ManualClock(), is_replicated=is_replicated, projection=schedule, until=until
+    )
     found = known(schedule), contents(schedule)
     store.close()
     return found
@@ -120,7 +151,9 @@ def replayed(folder: Path, where: Path, *, is_replicated: bool = False, keeps_ch
 
 @pytest.mark.parametrize("flush", list(Flush))
 @pytest.mark.parametrize("seed", range(6))
-def test_after_a_crash_at_any_moment_the_schedule_is_as_it_was(tmp_path: Path, seed: int, flush: Flush) -> None:
+def test_after_a_crash_at_any_moment_the_schedule_is_as_it_was(
+    tmp_path: Path, seed: int, flush: Flush
+) -> None:
     random = Random(seed)
     group = DelayStore(tmp_path / "a", config=small(flush))
     for _ in range(6):
@@ -135,7 +168,9 @@ def test_after_a_crash_at_any_moment_the_schedule_is_as_it_was(tmp_path: Path, s
     again.store.close()
 
 
-def test_an_older_checkpoint_opens_to_the_same_though_buckets_were_closed_since(tmp_path: Path) -> None:
+def test_an_older_checkpoint_opens_to_the_same_though_buckets_were_closed_since(
+    tmp_path: Path,
+) -> None:
     random = Random(3)
     group = DelayStore(tmp_path / "a")
     group.traffic(random, 30)
@@ -157,7 +192,9 @@ def test_an_older_checkpoint_opens_to_the_same_though_buckets_were_closed_since(
 
 @pytest.mark.parametrize("is_replicated", [False, True])
 @pytest.mark.parametrize("damaged", [1, 2])
-def test_a_schedule_that_its_log_does_not_have_survives_damaged_checkpoints(tmp_path: Path, damaged: int, is_replicated: bool) -> None:
+def test_a_schedule_that_its_log_does_not_have_survives_damaged_checkpoints(
+    tmp_path: Path, damaged: int, is_replicated: bool
+) -> None:
     """Retention has deleted entries of messages that are still pending: without a checkpoint only the schedule's files have them."""
     random, folder = Random(3), tmp_path / "a"
     group = DelayStore(folder, is_replicated=is_replicated)
@@ -179,7 +216,9 @@ def test_a_schedule_that_its_log_does_not_have_survives_damaged_checkpoints(tmp_
         path.write_bytes(b"damaged")
     with pytest.raises(LogDamaged, match="restore the checkpoint folder from a copy"):
         DelayStore(folder, is_replicated=is_replicated)
-    assert {path.name: path.read_bytes() for path in (folder / "schedule").iterdir()} == files_before
+    assert {
+        path.name: path.read_bytes() for path in (folder / "schedule").iterdir()
+    } == files_before
     shutil.rmtree(folder / "checkpoint")
     shutil.copytree(tmp_path / "copy", folder / "checkpoint")
     again = DelayStore(folder, is_replicated=is_replicated)
@@ -201,7 +240,9 @@ def feed(master: Store, slave: Store, bytes_max: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_slave_has_the_masters_bytes_once_it_commits_and_nothing_before(tmp_path: Path, seed: int) -> None:
+def test_a_slave_has_the_masters_bytes_once_it_commits_and_nothing_before(
+    tmp_path: Path, seed: int
+) -> None:
     random = Random(seed)
     master = DelayStore(tmp_path / "m", is_replicated=True)
     slave = DelayStore(tmp_path / "s", is_replicated=True)
@@ -214,7 +255,9 @@ def test_a_slave_has_the_masters_bytes_once_it_commits_and_nothing_before(tmp_pa
         assert slave.store.pending
         slave.store.commit(random.randrange(slave.store.committed_index, slave.store.index + 1))
         checkpoint(slave.store)
-        assert replayed(slave.folder, tmp_path / "copy", is_replicated=True, keeps_checkpoints=True)[0] == known(master.schedule)
+        assert replayed(
+            slave.folder, tmp_path / "copy", is_replicated=True, keeps_checkpoints=True
+        )[0] == known(master.schedule)
         slave.store.commit(slave.store.index)
         assert known(slave.schedule) == known(master.schedule)
     assert contents(slave.schedule) == contents(master.schedule)
@@ -232,11 +275,15 @@ def test_uncommitted_writes_of_a_deposed_master_leave_no_trace(tmp_path: Path) -
     for _ in range(40):
         master.produce(random)
         master.act(random)
-    files = replayed(tmp_path / "m", tmp_path / "copy", is_replicated=True, keeps_checkpoints=True, until=index)
+    files = replayed(
+        tmp_path / "m", tmp_path / "copy", is_replicated=True, keeps_checkpoints=True, until=index
+    )
     assert files[0] == before
     master.store.close()
     schedule = Schedule(tmp_path / "m" / "schedule", Disk(), SECOND)
-    store = open_store(tmp_path / "m", small(), ManualClock(), is_replicated=True, projection=schedule, until=index)
+    store = open_store(
+        tmp_path / "m", small(), ManualClock(), is_replicated=True, projection=schedule, until=index
+    )
     assert (known(schedule), contents(schedule)) == files
     store.close()
 
@@ -260,7 +307,9 @@ def test_without_a_checkpoint_retention_leaves_an_incomplete_schedule(tmp_path: 
     again.store.close()
 
 
-def test_a_checkpoint_covers_trailing_entries_that_do_not_concern_the_schedule(tmp_path: Path) -> None:
+def test_a_checkpoint_covers_trailing_entries_that_do_not_concern_the_schedule(
+    tmp_path: Path,
+) -> None:
     group = DelayStore(tmp_path / "m", is_replicated=True)
     group.store.append_barrier(1)
     group.produce(Random(1))

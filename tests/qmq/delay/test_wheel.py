@@ -19,12 +19,25 @@ Row = tuple[int, int, int]
 
 def places(rows: list[Row]) -> Places:
     due_times_ms, buckets, ordinals = zip(*rows, strict=True) if rows else ((), (), ())
-    return Places(np.array(due_times_ms, np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32))
+    return Places(
+        np.array(due_times_ms, np.int64), np.array(buckets, np.int32), np.array(ordinals, np.uint32)
+    )
 
 
 def rows(found: Places) -> list[Row]:
-    assert (found.due_times_ms.dtype, found.buckets.dtype, found.ordinals.dtype) == (np.int64, np.int32, np.uint32)
-    return list(zip(found.due_times_ms.tolist(), found.buckets.tolist(), found.ordinals.tolist(), strict=True))
+    assert (found.due_times_ms.dtype, found.buckets.dtype, found.ordinals.dtype) == (
+        np.int64,
+        np.int32,
+        np.uint32,
+    )
+    return list(
+        zip(
+            found.due_times_ms.tolist(),
+            found.buckets.tolist(),
+            found.ordinals.tolist(),
+            strict=True,
+        )
+    )
 
 
 def many(count: int, seed: int = 1) -> Places:
@@ -77,18 +90,23 @@ def test_a_bulk_load_leaves_in_order_and_whole_through_small_advances() -> None:
     wheel.add(loaded)
     for at in range(0, len(single), 1000):
         part = slice(at, at + 1000)
-        wheel.add(Places(single.due_times_ms[part], single.buckets[part] + 1, single.ordinals[part]))
+        wheel.add(
+            Places(single.due_times_ms[part], single.buckets[part] + 1, single.ordinals[part])
+        )
     wheel.check()
     found = []
     while len(wheel):
         found.append(wheel.advance(ERA + 4_000_000, 7000))
         assert 0 < len(found[-1]) <= 7000
     due_times_ms, buckets, ordinals = (
-        np.concatenate([getattr(each, name) for each in found]) for name in ("due_times_ms", "buckets", "ordinals")
+        np.concatenate([getattr(each, name) for each in found])
+        for name in ("due_times_ms", "buckets", "ordinals")
     )
     expected = np.concatenate([loaded.due_times_ms, single.due_times_ms])
     assert np.array_equal(due_times_ms, np.sort(expected))
-    assert np.array_equal(np.lexsort((ordinals, buckets, due_times_ms)), np.arange(len(due_times_ms)))
+    assert np.array_equal(
+        np.lexsort((ordinals, buckets, due_times_ms)), np.arange(len(due_times_ms))
+    )
     assert np.array_equal(np.sort(ordinals[buckets == 1193]), loaded.ordinals)
     assert np.array_equal(np.sort(ordinals[buckets == 1194]), single.ordinals)
 
@@ -115,7 +133,9 @@ def test_giving_back_keeps_the_first_whole_milliseconds() -> None:
 
 
 @pytest.mark.parametrize(("floor", "cut"), [(-1, 4), (5, 5)])
-def test_nothing_is_given_back_at_or_before_what_left_or_before_the_floor(floor: int, cut: int) -> None:
+def test_nothing_is_given_back_at_or_before_what_left_or_before_the_floor(
+    floor: int, cut: int
+) -> None:
     wheel = Wheel(1)
     wheel.add(places([(due, 0, due) for due in range(1, 9)]))
     wheel.advance(3, 3)
@@ -147,9 +167,18 @@ class Ticking(RuleBasedStateMachine):
         for each in self.patches:
             each.stop()
 
-    @rule(found=st.lists(st.tuples(st.one_of(st.integers(-30, 120), st.sampled_from([-ERA, ERA])), st.integers(0, 1)), max_size=30))
+    @rule(
+        found=st.lists(
+            st.tuples(
+                st.one_of(st.integers(-30, 120), st.sampled_from([-ERA, ERA])), st.integers(0, 1)
+            ),
+            max_size=30,
+        )
+    )
     def add(self, found: list[tuple[int, int]]) -> None:
-        new = [(self.now + due, bucket, self.ordinals + at) for at, (due, bucket) in enumerate(found)]
+        new = [
+            (self.now + due, bucket, self.ordinals + at) for at, (due, bucket) in enumerate(found)
+        ]
         self.ordinals += len(new)
         self.wheel.add(places(new))
         self.twin += new
@@ -173,11 +202,16 @@ class Ticking(RuleBasedStateMachine):
         due_times_ms = sorted(due for due, _, _ in self.twin)
         cut = self.wheel.shrink(most)
         if cut is None:
-            assert len(due_times_ms) <= most or max(due_times_ms) <= max(self.left_ms, due_times_ms[0])
+            assert len(due_times_ms) <= most or max(due_times_ms) <= max(
+                self.left_ms, due_times_ms[0]
+            )
         else:
             assert len(due_times_ms) > most
             assert cut > max(self.left_ms, due_times_ms[0])
-            assert sum(due < cut for due in due_times_ms) <= most or cut == max(self.left_ms, due_times_ms[0]) + 1
+            assert (
+                sum(due < cut for due in due_times_ms) <= most
+                or cut == max(self.left_ms, due_times_ms[0]) + 1
+            )
             assert sum(due <= cut for due in due_times_ms) > most
             self.twin = [row for row in self.twin if row[0] < cut]
 

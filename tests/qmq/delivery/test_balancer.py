@@ -22,7 +22,9 @@ class FakeGroup:
     room: int = 1 << 40
 
 
-def balancer(groups: dict[str, bool], *, stay_bytes: int = 0) -> tuple[Balancer[FakeGroup], dict[str, FakeGroup]]:
+def balancer(
+    groups: dict[str, bool], *, stay_bytes: int = 0
+) -> tuple[Balancer[FakeGroup], dict[str, FakeGroup]]:
     made: dict[str, FakeGroup] = {}
 
     def make(name: str) -> FakeGroup:
@@ -49,7 +51,12 @@ GROUP = st.tuples(st.sampled_from("abcde"), st.booleans(), st.booleans(), st.int
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(stay_batches=st.integers(0, 3), rounds=st.lists(st.tuples(st.lists(GROUP, max_size=5), st.integers(0, 3)), min_size=1, max_size=8))
+@given(
+    stay_batches=st.integers(0, 3),
+    rounds=st.lists(
+        st.tuples(st.lists(GROUP, max_size=5), st.integers(0, 3)), min_size=1, max_size=8
+    ),
+)
 def test_a_batch_goes_to_a_group_that_can_take_it_if_there_is_any(
     stay_batches: int, rounds: list[tuple[list[tuple[str, bool, bool, int]], int]]
 ) -> None:
@@ -60,7 +67,9 @@ def test_a_batch_goes_to_a_group_that_can_take_it_if_there_is_any(
             made[name].is_stalled, made[name].room = is_stalled, room
             made[name].is_writable = is_writable
         named = {name for name, _, _, _ in states}
-        assert not any(group.is_writable for name, group in made.items() if name not in named), "a group that is no more gets nothing"
+        assert not any(group.is_writable for name, group in made.items() if name not in named), (
+            "a group that is no more gets nothing"
+        )
         assert found.is_writable == any(group.is_writable for group in made.values())
         able = [group for group in made.values() if group.is_writable and group.room >= size]
         healthy = [group for group in able if not group.is_stalled]
@@ -72,9 +81,16 @@ def test_a_batch_goes_to_a_group_that_can_take_it_if_there_is_any(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(count=st.integers(1, 5), stay_batches=st.integers(0, 4), first=st.integers(0, 4))
-def test_groups_that_can_take_all_get_the_same_share(count: int, stay_batches: int, first: int) -> None:
+def test_groups_that_can_take_all_get_the_same_share(
+    count: int, stay_batches: int, first: int
+) -> None:
     names = [str(number) for number in range(count)]
-    found = Balancer(FakeGroup, lambda *_: True, stay_bytes=stay_batches * (BATCH_COST_BYTES + 1), first=lambda among: first % among)
+    found = Balancer(
+        FakeGroup,
+        lambda *_: True,
+        stay_bytes=stay_batches * (BATCH_COST_BYTES + 1),
+        first=lambda among: first % among,
+    )
     found.learn(dict.fromkeys(names, True))
     turn = max(stay_batches, 1)
     shares = Counter(picked(found, 3 * count * turn))
@@ -100,7 +116,9 @@ def test_a_group_without_room_is_skipped_and_loses_its_turn() -> None:
         FakeGroup,
         lambda group, size: group.room >= size,
         stay_bytes=10 * BATCH_COST_BYTES,
-        turned=lambda chosen, passed: heard.append((chosen and chosen.name, [group.name for group in passed])),
+        turned=lambda chosen, passed: heard.append(
+            (chosen and chosen.name, [group.name for group in passed])
+        ),
     )
     found.learn({"a": True, "b": True, "c": True, "d": False})
     assert picked(found, 2) == ["b", "b"]

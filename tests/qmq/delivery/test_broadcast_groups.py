@@ -37,7 +37,9 @@ async def attached(mq: qmq.Client, name: str) -> qmq.Consumer:
     raise AssertionError("it has not begun")
 
 
-async def test_every_consumer_of_a_broadcast_group_gets_every_message_sent_since_it_came(node: Node) -> None:
+async def test_every_consumer_of_a_broadcast_group_gets_every_message_sent_since_it_came(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send("prices", b"before")
         first, second = await attached(mq, "a"), await attached(mq, "b")
@@ -52,11 +54,15 @@ async def test_a_consumer_that_comes_back_under_its_name_continues_where_it_was(
             await mq.send("prices", b"1")
             assert await take(first, 1) == [b"1"]
         await mq.send("prices", b"2")
-        async with mq.consumer("prices", "caches", name="a", broadcast=True, ack="explicit") as again:
+        async with mq.consumer(
+            "prices", "caches", name="a", broadcast=True, ack="explicit"
+        ) as again:
             assert await take(again, 1) == [b"2"]
 
 
-async def test_a_broadcast_failure_returns_to_its_consumer_and_then_to_the_groups_queue(node: Node) -> None:
+async def test_a_broadcast_failure_returns_to_its_consumer_and_then_to_the_groups_queue(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send("prices", b"before")
         first, second = await attached(mq, "a"), await attached(mq, "b")
@@ -70,7 +76,12 @@ async def test_a_broadcast_failure_returns_to_its_consumer_and_then_to_the_group
         async with mq.consumer(dead_letter_subject("caches"), "looks") as letters:
             assert (await anext(letters)).headers["qmq-group"] == b"caches%a"
         (letter,) = await mq.dead_letters("caches").show()
-        assert (letter.group, letter.body, letter.attempts, letter.error) == ("caches%a", b"bad", 5, "no")
+        assert (letter.group, letter.body, letter.attempts, letter.error) == (
+            "caches%a",
+            b"bad",
+            5,
+            "no",
+        )
         assert await mq.dead_letters("caches").replay() == 1
         again = await anext(first)
         assert (again.body, again.attempt) == (b"bad", 1)
@@ -85,13 +96,17 @@ async def test_only_the_absent_consumer_of_a_broadcast_group_is_forgotten(tmp_pa
         async with mq.consumer("prices", "shared") as shared:
             await anext(shared)
         await goes.close()
-        while {each.group for each in await mq.metadata.describe_groups("prices")} & {"caches%goes"}:
+        while {each.group for each in await mq.metadata.describe_groups("prices")} & {
+            "caches%goes"
+        }:
             pass
         left = {each.group for each in await mq.metadata.describe_groups("prices")}
         assert {"caches%stays", "shared"} <= left
         await mq.send("prices", b"1")
         assert await take(stays, 1) == [b"1"]
-        async with mq.consumer("prices", "caches", name="goes", broadcast=True, start="earliest", ack="explicit") as caches:
+        async with mq.consumer(
+            "prices", "caches", name="goes", broadcast=True, start="earliest", ack="explicit"
+        ) as caches:
             assert await take(caches, 2) == [b"before", b"1"]
 
 

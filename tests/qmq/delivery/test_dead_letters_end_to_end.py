@@ -19,7 +19,9 @@ SOON = timedelta(seconds=10)
 async def letters(mq: qmq.Client, group: str, count: int) -> list[qmq.Message]:
     """The first ones of a group's dead-letter queue."""
     found: list[qmq.Message] = []
-    async with mq.consumer(dead_letter_subject(group), "looks", ack="explicit", prefetch=10_000) as consumer:
+    async with mq.consumer(
+        dead_letter_subject(group), "looks", ack="explicit", prefetch=10_000
+    ) as consumer:
         while len(found) < count:
             got = list(await consumer.pull(count, wait=SOON))
             assert got, f"{len(found)} of {count} dead letters came"
@@ -68,7 +70,9 @@ async def test_a_rejected_message_is_dead_at_once_and_other_groups_still_get_it(
             assert (await anext(other)).body == b"poison"
 
 
-async def test_thousands_of_dead_messages_are_each_copied_once_in_order_of_death(node: Node) -> None:
+async def test_thousands_of_dead_messages_are_each_copied_once_in_order_of_death(
+    node: Node,
+) -> None:
     async with qmq.connect(node.address) as mq:
         await mq.send_many("orders", [b"%d" % number for number in range(3_000)])
         async with mq.consumer("orders", "billing", ack="explicit", prefetch=5_000) as consumer:
@@ -88,7 +92,9 @@ async def test_messages_of_a_dead_letter_queue_never_die_again(node: Node) -> No
         await mq.send("orders", b"poison")
         async with mq.consumer("orders", "billing", ack="explicit") as consumer:
             (await anext(consumer)).reject("first death")
-            async with mq.consumer(dead_letter_subject("billing"), "alerts", ack="explicit") as alerts:
+            async with mq.consumer(
+                dead_letter_subject("billing"), "alerts", ack="explicit"
+            ) as alerts:
                 for attempt in range(1, 9):
                     letter = await anext(alerts)
                     assert letter.attempt == attempt

@@ -44,7 +44,9 @@ async def everything(mq: qmq.Client, subject: str, group: str, count: int) -> li
 
 
 @pytest.mark.sampled
-async def test_each_dead_message_is_in_the_queue_once_although_the_master_was_killed(three: ServerCluster) -> None:
+async def test_each_dead_message_is_in_the_queue_once_although_the_master_was_killed(
+    three: ServerCluster,
+) -> None:
     async with qmq.connect(three.servers) as mq:
         await mq.send_many("orders", [b"%d" % number for number in range(2_000)])
         rejected, killed = 0, False
@@ -56,7 +58,9 @@ async def test_each_dead_message_is_in_the_queue_once_although_the_master_was_ki
                     await kill_master(three)
                     killed = True
         letters = await everything(mq, dead_letter_subject("billing"), "looks", 2_000)
-        assert Counter(letter.body for letter in letters) == Counter(b"%d" % number for number in range(2_000))
+        assert Counter(letter.body for letter in letters) == Counter(
+            b"%d" % number for number in range(2_000)
+        )
         (queue,) = await mq.metadata.dead_letter_queues("billing")
         assert queue.messages == 2_000
 
@@ -78,13 +82,20 @@ async def test_attempts_and_errors_survive_the_kill_of_the_master(three: ServerC
         assert (letter.headers["qmq-error"], letter.headers["qmq-attempt"]) == (b"attempt 5", b"5")
 
 
-async def test_acknowledged_tags_never_return_after_a_killed_master_and_the_rest_comes(three: ServerCluster) -> None:
+async def test_acknowledged_tags_never_return_after_a_killed_master_and_the_rest_comes(
+    three: ServerCluster,
+) -> None:
     async with qmq.connect(three.servers) as mq:
-        tags = [("eu", "paid") if number % 3 == 0 else ("eu",) if number % 3 == 1 else () for number in range(600)]
+        tags = [
+            ("eu", "paid") if number % 3 == 0 else ("eu",) if number % 3 == 1 else ()
+            for number in range(600)
+        ]
         await mq.send_many("orders", [b"%d" % number for number in range(600)], tags=tags)
         wanted = {b"%d" % number for number in range(0, 600, 3)}
         acked = set[bytes]()
-        async with mq.consumer("orders", "paid", tags_all=["eu", "paid"], ack="explicit") as consumer:
+        async with mq.consumer(
+            "orders", "paid", tags_all=["eu", "paid"], ack="explicit"
+        ) as consumer:
             while acked < wanted:
                 found = await consumer.pull(50, wait=SOON)
                 assert found
@@ -100,14 +111,22 @@ async def test_acknowledged_tags_never_return_after_a_killed_master_and_the_rest
             seen = set[bytes]()
             while len(seen) < 400:
                 seen |= set((await consumer.pull(1_000, wait=SOON)).bodies)
-        assert seen == {b"%d" % number for number in range(600) if number % 3 < 2}, "untagged messages never match"
+        assert seen == {b"%d" % number for number in range(600) if number % 3 < 2}, (
+            "untagged messages never match"
+        )
 
 
-async def test_broadcast_and_at_most_once_groups_survive_a_killed_master(three: ServerCluster) -> None:
+async def test_broadcast_and_at_most_once_groups_survive_a_killed_master(
+    three: ServerCluster,
+) -> None:
     async with qmq.connect(three.servers) as mq:
         await mq.send_many("prices", [b"%d" % number for number in range(200)])
-        first = mq.consumer("prices", "caches", name="a", broadcast=True, start="earliest", ack="explicit")
-        second = mq.consumer("prices", "caches", name="b", broadcast=True, start="earliest", ack="explicit")
+        first = mq.consumer(
+            "prices", "caches", name="a", broadcast=True, start="earliest", ack="explicit"
+        )
+        second = mq.consumer(
+            "prices", "caches", name="b", broadcast=True, start="earliest", ack="explicit"
+        )
         once = mq.consumer("prices", "once", consume_most_once=True)
         seen: dict[str, Counter[bytes]] = {"a": Counter(), "b": Counter(), "once": Counter()}
 

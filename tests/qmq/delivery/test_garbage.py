@@ -30,7 +30,9 @@ async def store(node: Node, region: bytes) -> None:
 def ordered_garbage(key: bytes) -> bytes:
     """One message to partition 1 of an ordered subject."""
     columns = Columns([b"poison"], keys=[key], logical_partitions=[logical_partition(key, 1024)])
-    _, region = encode(b"o", columns, producer_id=7, batch_sequence=0, create_time_ms=1, partition=1)
+    _, region = encode(
+        b"o", columns, producer_id=7, batch_sequence=0, create_time_ms=1, partition=1
+    )
     fields = list(REGION.unpack_from(region))
     fields[9] = 1
     return REGION.pack(*fields) + region[REGION_BYTES:]
@@ -72,9 +74,13 @@ async def test_a_listener_is_never_handed_garbage(node: Node) -> None:
 
 
 @pytest.mark.parametrize("on_failure", ["park", "block"])
-async def test_garbage_parks_its_key_or_blocks_its_lane_and_is_never_handed_out(node: Node, on_failure: str) -> None:
+async def test_garbage_parks_its_key_or_blocks_its_lane_and_is_never_handed_out(
+    node: Node, on_failure: str
+) -> None:
     async with qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=1024), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=1024), partitions=1
+        )
         await mq.send("o", b"a1", key="a")
         await store(node, ordered_garbage(b"p"))
         await mq.send("o", b"p2", key="p")
@@ -84,7 +90,9 @@ async def test_garbage_parks_its_key_or_blocks_its_lane_and_is_never_handed_out(
         async def handle(message: qmq.OrderedMessage) -> None:
             seen.append(message.body)
 
-        consumer = mq.ordered_consumer("o", "g", on_failure=on_failure, attempts_max=1, retry_delays_s=(0.01,))
+        consumer = mq.ordered_consumer(
+            "o", "g", on_failure=on_failure, attempts_max=1, retry_delays_s=(0.01,)
+        )
         running = asyncio.create_task(consumer.run(handle))
         if on_failure == "park":
             await eventually(lambda: seen == [b"a1", b"a2"])

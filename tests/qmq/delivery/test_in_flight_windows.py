@@ -72,7 +72,9 @@ class PipeKind:
         self.found: list[tuple[int, Fate]] = []
 
     def put(self, serial: int, now: float) -> None:
-        self.pool.append(Batch(Columns([b"%d" % serial]), 1, Ticket(), serial, size=1, until=now + TIMEOUT_S))
+        self.pool.append(
+            Batch(Columns([b"%d" % serial]), 1, Ticket(), serial, size=1, until=now + TIMEOUT_S)
+        )
 
     def next(self, now: float) -> Any:
         if self.window.has_retries:
@@ -120,11 +122,19 @@ class StreamKind(PipeKind):
 
     def __init__(self) -> None:
         ids = itertools.count(1)
-        self.window = Stream(PhysicalPartition(1, LpRange(0, 1), "g"), lambda: next(ids), rules=PRODUCER._replace(rest_s=rest))
+        self.window = Stream(
+            PhysicalPartition(1, LpRange(0, 1), "g"),
+            lambda: next(ids),
+            rules=PRODUCER._replace(rest_s=rest),
+        )
 
     def put(self, serial: int, now: float) -> None:
         columns = Columns([b"%d" % serial], keys=[b"k"], logical_partitions=[0])
-        self.window.put(OrderedBatch(columns, 1, SplitTicket(Ticket(), 1, 1), range(1), size=1, until=now + TIMEOUT_S))
+        self.window.put(
+            OrderedBatch(
+                columns, 1, SplitTicket(Ticket(), 1, 1), range(1), size=1, until=now + TIMEOUT_S
+            )
+        )
 
     def next(self, now: float) -> Any:
         return self.window.next(now)
@@ -140,7 +150,10 @@ class StreamKind(PipeKind):
 
     def fates(self) -> Iterator[tuple[int, Fate]]:
         for batch, result in self.window.take_decided():
-            yield self.serial(batch), Fate.STORED if isinstance(result, Produced) else fate_of(result)
+            yield (
+                self.serial(batch),
+                Fate.STORED if isinstance(result, Produced) else fate_of(result),
+            )
 
     @property
     def is_idle(self) -> bool:
@@ -151,17 +164,28 @@ class PartitionedDueKind(StreamKind):
     may_pardon = False
 
     def __init__(self) -> None:
-        self.window = DueWindow("g", int(self.is_ordered), is_ordered=self.is_ordered, rules=DELAY_SERVER._replace(rest_s=rest))
+        self.window = DueWindow(
+            "g",
+            int(self.is_ordered),
+            is_ordered=self.is_ordered,
+            rules=DELAY_SERVER._replace(rest_s=rest),
+        )
         self.pool = deque[Batch]()
         self.ids, self.numbers = itertools.count(1), itertools.count()
 
     def put(self, serial: int, now: float) -> None:
-        message = DueMessage(SchedulePlace(1, serial), 1, "s", b"%d" % serial, b"", (), {}, 1, bytes(16), 0)
+        message = DueMessage(
+            SchedulePlace(1, serial), 1, "s", b"%d" % serial, b"", (), {}, 1, bytes(16), 0
+        )
         self.pool.append(message)  # type: ignore[arg-type]
 
     def next(self, now: float) -> Any:
         while self.pool and self.window.may_admit(now):
-            number = self.window.number(lambda: next(self.ids)) if self.is_ordered else (1, next(self.numbers))
+            number = (
+                self.window.number(lambda: next(self.ids))
+                if self.is_ordered
+                else (1, next(self.numbers))
+            )
             draft = Draft("s", self.window.partition, "g", *number, [self.pool.popleft()])  # type: ignore[list-item]
             self.window.admit(batch := DueBatch(draft, size=1))
             self.window.planned(batch, PlanAction(1, *draft[:5], ()))
@@ -198,7 +222,9 @@ class PartitionedPacketKind(StreamKind):
 
     def __init__(self) -> None:
         rules = ORDERED_SINK if self.is_ordered else SINK
-        self.window = PacketWindow(RowTarget("s", int(self.is_ordered), "g"), 1e9, rules=rules._replace(rest_s=rest))
+        self.window = PacketWindow(
+            RowTarget("s", int(self.is_ordered), "g"), 1e9, rules=rules._replace(rest_s=rest)
+        )
         self.found: list[tuple[int, Fate]] = []
 
     def put(self, serial: int, now: float) -> None:
@@ -270,7 +296,11 @@ class World:
         following = self.following[producer_id]
         if self.kind.is_ordered and session_of(number) < session_of(following):
             return ProducerFenced("given up")
-        if self.kind.is_ordered and number != following and not (begins_session(number) and number > following):
+        if (
+            self.kind.is_ordered
+            and number != following
+            and not (begins_session(number) and number > following)
+        ):
             return OutOfSequence("a batch is missing")
         self.log[identity] = serial
         self.following[producer_id] = number + 1
@@ -310,7 +340,9 @@ class World:
             self.wires[-1].sent.append((batch, batch.attempts, self.kind.number(batch)))
             self.wires[-1].owed.append((batch, batch.attempts))
         # Batches, not tries: behind one that was refused for good the others leave again before their first tries were answered.
-        assert len({id(batch) for batch, _ in self.wires[-1].owed if not batch.is_gone}) <= WINDOW_MAX
+        assert (
+            len({id(batch) for batch, _ in self.wires[-1].owed if not batch.is_gone}) <= WINDOW_MAX
+        )
         for serial, fate in self.kind.fates():
             self.fates[serial].append(fate)
 
@@ -386,7 +418,9 @@ class World:
         assert max(stored.values(), default=1) == 1, "stored twice"
         for serial in self.put_serials:
             (fate,) = self.fates[serial]
-            assert fate is Fate.UNKNOWN or stored[serial] == (fate is Fate.STORED), f"{serial} was reported as {fate}"
+            assert fate is Fate.UNKNOWN or stored[serial] == (fate is Fate.STORED), (
+                f"{serial} was reported as {fate}"
+            )
         is_sure = not any(Fate.UNKNOWN in fates for fates in self.fates.values())
         if self.kind.is_ordered and is_sure:
             assert list(self.log.values()) == sorted(self.log.values()), "out of order"
@@ -439,10 +473,22 @@ def happen(world: World, event: Event, count: int) -> None:
 
 
 ALWAYS = [Event.PUT, Event.READ, Event.HEAR, Event.CONNECT, Event.PASS]
-events = st.lists(st.tuples(st.sampled_from([*Event, *ALWAYS]), st.integers(1, 4)), min_size=15, max_size=40)
+events = st.lists(
+    st.tuples(st.sampled_from([*Event, *ALWAYS]), st.integers(1, 4)), min_size=15, max_size=40
+)
 
 
-@pytest.mark.parametrize("kind", [PipeKind, StreamKind, PartitionedDueKind, BalancedDueKind, PartitionedPacketKind, BalancedPacketKind])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        PipeKind,
+        StreamKind,
+        PartitionedDueKind,
+        BalancedDueKind,
+        PartitionedPacketKind,
+        BalancedPacketKind,
+    ],
+)
 @given(history=events)
 @settings(max_examples=examples(300), deadline=None)
 def test_each_batch_is_stored_at_most_once_and_its_outcome_is_reported_truly(

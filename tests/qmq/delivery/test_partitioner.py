@@ -120,7 +120,9 @@ class Machine(RuleBasedStateMachine):
             assert window.is_left == (number not in numbers)
         self.settle()
 
-    @precondition(lambda self: any(window.is_left for window in self.partitioner.partitions.values()))
+    @precondition(
+        lambda self: any(window.is_left for window in self.partitioner.partitions.values())
+    )
     @rule(data=st.data())
     def learn_fate(self, data: st.DataObject) -> None:
         left = [window for window in self.partitioner.partitions.values() if window.is_left]
@@ -137,7 +139,9 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "partitioner"):
             for window in self.partitioner.partitions.values():
                 assert all(self.partitioner.by_lp[lp] is window for lp, _ in window.messages)
-            assert {id(window) for window in self.partitioner.by_lp} <= {id(window) for window in self.partitioner.partitions.values()}
+            assert {id(window) for window in self.partitioner.by_lp} <= {
+                id(window) for window in self.partitioner.partitions.values()
+            }
 
     def teardown(self) -> None:
         if not hasattr(self, "partitioner"):
@@ -147,7 +151,9 @@ class Machine(RuleBasedStateMachine):
             window.is_known = window.is_left
         self.settle()
         assert holders(self.partitioner) == [self.newest.holder(lp).number for lp in range(LPS)]
-        assert self.partitioner.partitions.keys() == {part.number for part in self.newest.partitions}
+        assert self.partitioner.partitions.keys() == {
+            part.number for part in self.newest.partitions
+        }
         for window in self.partitioner.partitions.values():
             for lp, serial in window.messages:
                 self.stored[lp].append(serial)
@@ -157,7 +163,9 @@ class Machine(RuleBasedStateMachine):
 
 
 TestPartitioner = Machine.TestCase
-TestPartitioner.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
+TestPartitioner.settings = settings(
+    max_examples=examples(100), stateful_step_count=40, deadline=None
+)
 
 
 def test_routes_that_are_older_than_the_known_one_are_not_believed() -> None:

@@ -5,21 +5,36 @@ from __future__ import annotations
 import pytest
 
 from qmq.delivery.retries import DELAY_SERVER, ORDERED_SINK, PAUSE_S_MAX, PRODUCER, SINK, RetryRules
-from qmq.errors import CorruptBatch, InvalidArgument, MessageTooLarge, NotMaster, NumberTaken, Overloaded, QmqError, UnknownSubject
+from qmq.errors import (
+    CorruptBatch,
+    InvalidArgument,
+    MessageTooLarge,
+    NotMaster,
+    NumberTaken,
+    Overloaded,
+    QmqError,
+    UnknownSubject,
+)
 
 EVERYBODY = [PRODUCER, DELAY_SERVER, SINK, ORDERED_SINK]
 
 
 @pytest.mark.parametrize("rules", EVERYBODY)
 @pytest.mark.parametrize("is_certain", [True, False])
-@pytest.mark.parametrize("failure", [Overloaded("x"), NotMaster("x"), CorruptBatch("x"), UnknownSubject("x")])
-def test_every_sender_retries_what_may_succeed_later(rules: RetryRules, is_certain: bool, failure: QmqError) -> None:
+@pytest.mark.parametrize(
+    "failure", [Overloaded("x"), NotMaster("x"), CorruptBatch("x"), UnknownSubject("x")]
+)
+def test_every_sender_retries_what_may_succeed_later(
+    rules: RetryRules, is_certain: bool, failure: QmqError
+) -> None:
     assert rules.is_retried(failure, is_certain)
 
 
 @pytest.mark.parametrize("rules", EVERYBODY)
 @pytest.mark.parametrize("failure", [InvalidArgument("x"), MessageTooLarge("x")])
-def test_no_sender_retries_a_batch_at_fault_that_is_not_stored(rules: RetryRules, failure: QmqError) -> None:
+def test_no_sender_retries_a_batch_at_fault_that_is_not_stored(
+    rules: RetryRules, failure: QmqError
+) -> None:
     assert not rules.is_retried(failure, True)
 
 
@@ -30,7 +45,12 @@ def test_the_delay_server_keeps_what_may_be_stored_until_it_can_never_be() -> No
 
 
 def test_only_the_ordered_sink_comes_back_after_a_number_was_taken() -> None:
-    assert [rules.is_retried(NumberTaken("x"), True) for rules in EVERYBODY] == [False, False, False, True]
+    assert [rules.is_retried(NumberTaken("x"), True) for rules in EVERYBODY] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("rules", EVERYBODY)

@@ -60,7 +60,9 @@ class GatewayStub:
 
     @property
     def endpoints(self) -> api.Endpoints:
-        return api.Endpoints(scheme=api.IPv4, addresses=[api.Address(host="127.0.0.1", port=self.gateway.port)])
+        return api.Endpoints(
+            scheme=api.IPv4, addresses=[api.Address(host="127.0.0.1", port=self.gateway.port)]
+        )
 
     async def route(self, topic: str) -> calls.QueryRouteResponse:
         request = calls.QueryRouteRequest(topic=api.Resource(name=topic), endpoints=self.endpoints)
@@ -68,17 +70,30 @@ class GatewayStub:
         return found
 
     async def send(self, *messages: api.Message) -> calls.SendMessageResponse:
-        found: calls.SendMessageResponse = await self.stub.SendMessage(calls.SendMessageRequest(messages=messages), metadata=self.headers)
+        found: calls.SendMessageResponse = await self.stub.SendMessage(
+            calls.SendMessageRequest(messages=messages), metadata=self.headers
+        )
         return found
 
-    async def answers(self, topic: str, group: str = "G", **options: Any) -> list[calls.ReceiveMessageResponse]:
+    async def answers(
+        self, topic: str, group: str = "G", **options: Any
+    ) -> list[calls.ReceiveMessageResponse]:
         request = receive_request(topic, group, **options)
-        return [each async for each in self.stub.ReceiveMessage(request, metadata=self.headers, timeout=30)]
+        return [
+            each
+            async for each in self.stub.ReceiveMessage(request, metadata=self.headers, timeout=30)
+        ]
 
     async def receive(self, topic: str, group: str = "G", **options: Any) -> list[api.Message]:
-        return [each.message for each in await self.answers(topic, group, **options) if each.HasField("message")]
+        return [
+            each.message
+            for each in await self.answers(topic, group, **options)
+            if each.HasField("message")
+        ]
 
-    async def receive_all(self, count: int, topic: str, group: str = "G", **options: Any) -> list[api.Message]:
+    async def receive_all(
+        self, count: int, topic: str, group: str = "G", **options: Any
+    ) -> list[api.Message]:
         """Receive `count` messages, in as many calls as necessary."""
         found: list[api.Message] = []
         while len(found) < count:
@@ -87,10 +102,15 @@ class GatewayStub:
 
     async def ack(self, *messages: api.Message, group: str = "G") -> calls.AckMessageResponse:
         entries = [
-            calls.AckMessageEntry(message_id=each.system_properties.message_id, receipt_handle=each.system_properties.receipt_handle)
+            calls.AckMessageEntry(
+                message_id=each.system_properties.message_id,
+                receipt_handle=each.system_properties.receipt_handle,
+            )
             for each in messages
         ]
-        request = calls.AckMessageRequest(group=api.Resource(name=group), topic=messages[0].topic, entries=entries)
+        request = calls.AckMessageRequest(
+            group=api.Resource(name=group), topic=messages[0].topic, entries=entries
+        )
         found: calls.AckMessageResponse = await self.stub.AckMessage(request, metadata=self.headers)
         return found
 
@@ -105,10 +125,14 @@ class GatewayStub:
             invisible_duration=seconds(invisible_s),
             message_id=message.system_properties.message_id,
         )
-        found: calls.ChangeInvisibleDurationResponse = await self.stub.ChangeInvisibleDuration(request, metadata=self.headers)
+        found: calls.ChangeInvisibleDurationResponse = await self.stub.ChangeInvisibleDuration(
+            request, metadata=self.headers
+        )
         return found
 
-    async def forward(self, message: api.Message, group: str = "G") -> calls.ForwardMessageToDeadLetterQueueResponse:
+    async def forward(
+        self, message: api.Message, group: str = "G"
+    ) -> calls.ForwardMessageToDeadLetterQueueResponse:
         request = calls.ForwardMessageToDeadLetterQueueRequest(
             group=api.Resource(name=group),
             topic=message.topic,
@@ -117,8 +141,8 @@ class GatewayStub:
             delivery_attempt=message.system_properties.delivery_attempt,
             max_delivery_attempts=2,
         )
-        found: calls.ForwardMessageToDeadLetterQueueResponse = await self.stub.ForwardMessageToDeadLetterQueue(
-            request, metadata=self.headers
+        found: calls.ForwardMessageToDeadLetterQueueResponse = (
+            await self.stub.ForwardMessageToDeadLetterQueue(request, metadata=self.headers)
         )
         return found
 
@@ -166,7 +190,11 @@ def message(
         user_properties=properties,
         body=body,
         system_properties=api.SystemProperties(
-            message_id=uuid.uuid4().hex.upper(), message_type=kind, keys=keys, body_encoding=api.IDENTITY, born_host="here"
+            message_id=uuid.uuid4().hex.upper(),
+            message_type=kind,
+            keys=keys,
+            body_encoding=api.IDENTITY,
+            born_host="here",
         ),
     )
     if tag:
@@ -174,7 +202,9 @@ def message(
     if group:
         found.system_properties.message_group = group
     if due_ms:
-        found.system_properties.delivery_timestamp.CopyFrom(Timestamp(seconds=due_ms // 1000, nanos=due_ms % 1000 * 1_000_000))
+        found.system_properties.delivery_timestamp.CopyFrom(
+            Timestamp(seconds=due_ms // 1000, nanos=due_ms % 1000 * 1_000_000)
+        )
     return found
 
 
@@ -194,7 +224,14 @@ async def gateway_on(
     the cluster's).
     """
     mq = cluster.client(at=at)
-    gateway = GatewayServer(mq, config, clock=clock or cluster.machine_clock, network=network, credentials=credentials, connect=connect)
+    gateway = GatewayServer(
+        mq,
+        config,
+        clock=clock or cluster.machine_clock,
+        network=network,
+        credentials=credentials,
+        connect=connect,
+    )
     await gateway.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
@@ -204,10 +241,21 @@ async def gateway_on(
 
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "rocketmq_clients.md"
-CLIENTS: Final = {"JAVA": "Java 5.2.0", "PYTHON": "Python 5.1.2", "HTTP": "Node 1.0.8", "RUST": "Rust 5.0.0", "GO": "Go 5.1.4", "": "stub"}
+CLIENTS: Final = {
+    "JAVA": "Java 5.2.0",
+    "PYTHON": "Python 5.1.2",
+    "HTTP": "Node 1.0.8",
+    "RUST": "Rust 5.0.0",
+    "GO": "Go 5.1.4",
+    "": "stub",
+}
 """By the language that a client's header says: the client, as its registry has it. The stub is RocketMQ's API without a client."""
 COMMANDS: Final = ("Telemetry: settings", "Telemetry: recover_orphaned_transaction_command")
-CALLS: Final = tuple(each.name for each in calls.DESCRIPTOR.services_by_name["MessagingService"].methods if each.name != "Telemetry")
+CALLS: Final = tuple(
+    each.name
+    for each in calls.DESCRIPTOR.services_by_name["MessagingService"].methods
+    if each.name != "Telemetry"
+)
 ROWS: Final = (*CALLS, *COMMANDS)
 NONE: Final = "-"
 HEAD: Final = """# Calls of RocketMQ's clients
@@ -225,12 +273,19 @@ def cells_of(counts: Iterable[AnsweredCall], language: str) -> dict[str, str]:
     for each in counts:
         if each.language == language:
             seen[each.call].add(each.code)
-    return {row: ", ".join(sorted(seen[row], key=lambda code: (code != "OK", code))) or NONE for row in ROWS}
+    return {
+        row: ", ".join(sorted(seen[row], key=lambda code: (code != "OK", code))) or NONE
+        for row in ROWS
+    }
 
 
 def read_page() -> dict[str, dict[str, str]]:
     """The page's columns, by the clients' names."""
-    lines = [each for each in PAGE.read_text().splitlines() if each.startswith("|")] if PAGE.is_file() else []
+    lines = (
+        [each for each in PAGE.read_text().splitlines() if each.startswith("|")]
+        if PAGE.is_file()
+        else []
+    )
     rows = [[cell.strip().strip("`") for cell in each.strip("|").split("|")] for each in lines]
     if not rows:
         return {}
@@ -254,7 +309,9 @@ def check_column(counts: Iterable[AnsweredCall], language: str) -> None:
     if os.environ.get("QMQ_WRITE_CLIENT_TABLE"):
         PAGE.write_text(page_of({**columns, name: seen}))
         return
-    assert columns[name] == seen, f"run this test with QMQ_WRITE_CLIENT_TABLE=1, and look at what changed in {PAGE}"
+    assert columns[name] == seen, (
+        f"run this test with QMQ_WRITE_CLIENT_TABLE=1, and look at what changed in {PAGE}"
+    )
 
 
 WHEN = "20261124T120000Z"
@@ -272,7 +329,13 @@ MODULES: Final = CACHE / "node_modules"
 QUICK_START: Final = "-XX:TieredStopAtLevel=1"
 
 
-needs_java = pytest.mark.skipif(not JAR.is_file() or shutil.which("javac") is None, reason="needs a JDK, and scripts/rocketmq_clients")
+needs_java = pytest.mark.skipif(
+    not JAR.is_file() or shutil.which("javac") is None,
+    reason="needs a JDK, and scripts/rocketmq_clients",
+)
 
 
-needs_node = pytest.mark.skipif(not MODULES.is_dir() or shutil.which("node") is None, reason="needs Node, and scripts/rocketmq_clients")
+needs_node = pytest.mark.skipif(
+    not MODULES.is_dir() or shutil.which("node") is None,
+    reason="needs Node, and scripts/rocketmq_clients",
+)

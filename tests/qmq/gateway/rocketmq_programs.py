@@ -49,10 +49,18 @@ def normal_producer(address: str, topic: str, _: str) -> object:
     producer = producer_of(address, topic)
     receipts = []
     for number in range(COUNT):
-        message = message_of(topic, f"number {number}", tag="even" if number % 2 == 0 else "odd", keys=f"key-{number}")
+        message = message_of(
+            topic,
+            f"number {number}",
+            tag="even" if number % 2 == 0 else "odd",
+            keys=f"key-{number}",
+        )
         message.add_property("number", str(number))
         receipts.append(producer.send(message))
-    waiting = [producer.send_async(message_of(topic, f"number {COUNT + number}")) for number in range(COUNT)]
+    waiting = [
+        producer.send_async(message_of(topic, f"number {COUNT + number}"))
+        for number in range(COUNT)
+    ]
     receipts += [each.result() for each in waiting]
     producer.shutdown()
     return [each.message_id for each in receipts]
@@ -107,7 +115,13 @@ def simple_consumer(address: str, topic: str, group: str) -> object:
     """Receives until there is no message for a while. It leaves the first message invisible for a second, without an acknowledgement."""
     from rocketmq import FilterExpression, SimpleConsumer
 
-    consumer = SimpleConsumer(configuration(address), group, {topic: FilterExpression()}, await_duration=2, tls_enable=has_tls())
+    consumer = SimpleConsumer(
+        configuration(address),
+        group,
+        {topic: FilterExpression()},
+        await_duration=2,
+        tls_enable=has_tls(),
+    )
     consumer.startup()
     seen: list[dict[str, Any]] = []
     empty = 0
@@ -138,10 +152,14 @@ def push_consumer(address: str, topic: str, group: str) -> object:
                 enough.set()
             return ConsumeResult.FAILURE if len(seen) == 1 else ConsumeResult.SUCCESS
 
-    consumer = PushConsumer(configuration(address), group, Listener(), {topic: FilterExpression()}, tls_enable=has_tls())
+    consumer = PushConsumer(
+        configuration(address), group, Listener(), {topic: FilterExpression()}, tls_enable=has_tls()
+    )
     consumer.startup()
     enough.wait(60)
-    time.sleep(0.5)  # for the last acknowledgement, which the client sends after its listener has returned
+    time.sleep(
+        0.5
+    )  # for the last acknowledgement, which the client sends after its listener has returned
     consumer.shutdown()
     return seen
 
@@ -167,7 +185,11 @@ def load_producer(address: str, topic: str, what: str) -> object:
     seconds = time.monotonic() - begun
     took.sort()
     producer.shutdown()
-    return {"seconds": seconds, "p50_us": took[count // 2] * 1e6, "p99_us": took[count * 99 // 100] * 1e6}
+    return {
+        "seconds": seconds,
+        "p50_us": took[count // 2] * 1e6,
+        "p99_us": took[count * 99 // 100] * 1e6,
+    }
 
 
 def _told(message: Any) -> dict[str, Any]:
@@ -185,7 +207,15 @@ def _told(message: Any) -> dict[str, Any]:
 
 PROGRAMS: Final[dict[str, Callable[[str, str, str], object]]] = {
     each.__name__: each
-    for each in (normal_producer, fifo_producer, delay_producer, transaction_producer, simple_consumer, push_consumer, load_producer)
+    for each in (
+        normal_producer,
+        fifo_producer,
+        delay_producer,
+        transaction_producer,
+        simple_consumer,
+        push_consumer,
+        load_producer,
+    )
 }
 
 if __name__ == "__main__":

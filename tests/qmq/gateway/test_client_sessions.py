@@ -21,7 +21,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> ClientSessions:
     return ClientSessions(lambda: 0)
 
 
-def test_young_sessions_are_bounded_and_the_one_that_was_silent_for_longest_goes(few: ClientSessions) -> None:
+def test_young_sessions_are_bounded_and_the_one_that_was_silent_for_longest_goes(
+    few: ClientSessions,
+) -> None:
     for client in ("a", "b", "c", "a", "d"):
         few.hear(client)
     assert len(few) == 3

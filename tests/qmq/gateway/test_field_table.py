@@ -18,7 +18,13 @@ def fields_of(kind: Descriptor) -> list[str]:
 
 
 def test_the_page_has_every_field_of_every_message_once() -> None:
-    messages = [each for file in (definition_pb2, service_pb2) for each in file.DESCRIPTOR.message_types_by_name.values()]
+    messages = [
+        each
+        for file in (definition_pb2, service_pb2)
+        for each in file.DESCRIPTOR.message_types_by_name.values()
+    ]
     rows = re.findall(r"^\| (\w+) \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE)
-    documented = Counter(f"{name}.{field}" for name, cell in rows for field in re.findall(r"`(\w+)`", cell))
+    documented = Counter(
+        f"{name}.{field}" for name, cell in rows for field in re.findall(r"`(\w+)`", cell)
+    )
     assert documented == Counter(field for each in messages for field in fields_of(each))

@@ -91,13 +91,24 @@ async def guarded_gateway(
                 tokens[name] = (await first.access.create_token(name)).token
             for kind in ("cluster", "subject", "group"):
                 await first.access.put_rule("op:admin", [], kind)
-            await first.access.put_rule("app:orders", ["produce", "create", "consume", "describe"], "subject", "orders")
+            await first.access.put_rule(
+                "app:orders", ["produce", "create", "consume", "describe"], "subject", "orders"
+            )
             await first.access.put_rule("app:orders", ["consume"], "group", "G")
-        async with qmq.connect(node.address, token=tokens["op:admin"]) as admin, qmq.connect(node.address) as nobody:
+        async with (
+            qmq.connect(node.address, token=tokens["op:admin"]) as admin,
+            qmq.connect(node.address) as nobody,
+        ):
             await admin.access.set_mode("enforce")
-            await eventually(lambda: node.view.access.mode.value == "enforce" and len(node.view.access.rules) == 5)
+            await eventually(
+                lambda: (
+                    node.view.access.mode.value == "enforce" and len(node.view.access.rules) == 5
+                )
+            )
             names = {"orders": tokens["app:orders"], "other": tokens["app:other"]}
-            keys = {name: ClientKeys(name, f"secret of {name}", token) for name, token in names.items()}
+            keys = {
+                name: ClientKeys(name, f"secret of {name}", token) for name, token in names.items()
+            }
             gateway = GatewayServer(
                 nobody,
                 config,
@@ -126,11 +137,15 @@ async def test_each_access_key_may_do_what_its_token_may(tmp_path: Path) -> None
         assert got.body == b"allowed"
         assert (await other.ack(got)).status.code == api.INVALID_RECEIPT_HANDLE
         assert (await orders.ack(got)).status.code == api.OK
-        assert [each.status.code for each in await orders.answers("orders", "forbidden")] == [api.FORBIDDEN]
+        assert [each.status.code for each in await orders.answers("orders", "forbidden")] == [
+            api.FORBIDDEN
+        ]
         assert (await admin.access.whoami()).principal == "op:admin"
 
 
-async def test_a_quota_of_an_access_keys_principal_holds_through_the_gateway(tmp_path: Path) -> None:
+async def test_a_quota_of_an_access_keys_principal_holds_through_the_gateway(
+    tmp_path: Path,
+) -> None:
     async with guarded_gateway(tmp_path) as (gateway, admin):
         orders = replace(gateway, signed=signed("orders", "secret of orders"))
         assert (await orders.send(message("orders"))).status.code == api.OK
@@ -154,7 +169,11 @@ async def test_calls_that_are_not_signed_for_are_in_the_audit_log(tmp_path: Path
         assert [each.status.code for each in await wrong.answers("orders")] == [api.UNAUTHORIZED]
         stream = wrong.stub.Telemetry(metadata=wrong.headers)
         assert (await stream.read()).status.code == api.UNAUTHORIZED
-        assert (await replace(gateway, signed=signed("orders", "secret of orders")).send(message("orders"))).status.code == api.OK
+        assert (
+            await replace(gateway, signed=signed("orders", "secret of orders")).send(
+                message("orders")
+            )
+        ).status.code == api.OK
     found = [json.loads(each) for each in records]
     assert [(each["action"], each.get("on")) for each in found] == [
         ("SendMessage", None),
@@ -162,7 +181,9 @@ async def test_calls_that_are_not_signed_for_are_in_the_audit_log(tmp_path: Path
         ("ReceiveMessage", "access key orders"),
         ("Telemetry", "access key orders"),
     ]
-    assert {(each["principal"], each["how"], each["result"]) for each in found} == {("any:anonymous", "none", "denied")}
+    assert {(each["principal"], each["how"], each["result"]) for each in found} == {
+        ("any:anonymous", "none", "denied")
+    }
     assert all(each["from"].startswith("127.0.0.1:") and each["error"] for each in found)
 
 
@@ -171,8 +192,14 @@ async def test_clients_come_by_tls(tmp_path: Path) -> None:
     made = issue(tmp_path / "certs", "gateway", "node", ["127.0.0.1"])
     options = GatewayOptions(tls_cert=made.cert, tls_key=made.key)
     records: list[str] = []
-    async with running(node_config(tmp_path / "node")) as node, qmq.connect(node.address) as mq, AsyncExitStack() as ending:
-        gateway = GatewayServer(mq, CONFIG, network=options.network(), audit=AuditLog(sink=records.append))
+    async with (
+        running(node_config(tmp_path / "node")) as node,
+        qmq.connect(node.address) as mq,
+        AsyncExitStack() as ending,
+    ):
+        gateway = GatewayServer(
+            mq, CONFIG, network=options.network(), audit=AuditLog(sink=records.append)
+        )
         await gateway.start()
         ending.push_async_callback(gateway.stop)
         trusted = grpc.ssl_channel_credentials(authority.cert.read_bytes())
@@ -184,13 +211,21 @@ async def test_clients_come_by_tls(tmp_path: Path) -> None:
         assert not records
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
             with pytest.raises(grpc.aio.AioRpcError):
-                await GatewayStub(MessagingServiceStub(channel), gateway, mq).send(message("orders", b"in the open"))
+                await GatewayStub(MessagingServiceStub(channel), gateway, mq).send(
+                    message("orders", b"in the open")
+                )
         record = json.loads(records[0])
-        assert (record["action"], record["principal"], record["result"]) == ("TLS handshake", "any:anonymous", "denied")
+        assert (record["action"], record["principal"], record["result"]) == (
+            "TLS handshake",
+            "any:anonymous",
+            "denied",
+        )
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_where_tls_is_optional_both_come_to_one_port(new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path) -> None:
+def test_where_tls_is_optional_both_come_to_one_port(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_both_come_to_one_port_and_nothing_else(tmp_path))
 
@@ -202,14 +237,22 @@ async def _both_come_to_one_port_and_nothing_else(tmp_path: Path) -> None:
     records: list[str] = []
     async with TestCluster() as cluster, AsyncExitStack() as ending:
         mq = cluster.client()
-        gateway = GatewayServer(mq, options.config(), network=options.network(), audit=AuditLog(sink=records.append))
+        gateway = GatewayServer(
+            mq, options.config(), network=options.network(), audit=AuditLog(sink=records.append)
+        )
         await gateway.start()
         ending.push_async_callback(gateway.stop)
         trusted = grpc.ssl_channel_credentials(authority.cert.read_bytes())
-        with_tls = await ending.enter_async_context(grpc.aio.secure_channel(gateway.address, trusted))
+        with_tls = await ending.enter_async_context(
+            grpc.aio.secure_channel(gateway.address, trusted)
+        )
         without = await ending.enter_async_context(grpc.aio.insecure_channel(gateway.address))
         for channel in (with_tls, without):
-            assert (await GatewayStub(MessagingServiceStub(channel), gateway, mq).send(message("orders"))).status.code == api.OK
+            assert (
+                await GatewayStub(MessagingServiceStub(channel), gateway, mq).send(
+                    message("orders")
+                )
+            ).status.code == api.OK
         silent = await asyncio.open_connection("127.0.0.1", gateway.port)
         silent[1].close()
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -222,13 +265,27 @@ async def _both_come_to_one_port_and_nothing_else(tmp_path: Path) -> None:
 
 def test_beyond_this_machine_a_gateway_needs_tls_and_credentials(tmp_path: Path) -> None:
     GatewayOptions(host="127.0.0.1").require_closed()
-    for options in (GatewayOptions(host="0.0.0.0"), GatewayOptions(host="0.0.0.0", credentials=tmp_path)):
+    for options in (
+        GatewayOptions(host="0.0.0.0"),
+        GatewayOptions(host="0.0.0.0", credentials=tmp_path),
+    ):
         with pytest.raises(InvalidArgument):
             options.require_closed()
-    GatewayOptions(host="0.0.0.0", credentials=tmp_path, tls_cert=tmp_path, tls_key=tmp_path).require_closed()
+    GatewayOptions(
+        host="0.0.0.0", credentials=tmp_path, tls_cert=tmp_path, tls_key=tmp_path
+    ).require_closed()
     with pytest.raises(InvalidArgument, match="no access control"):
-        GatewayOptions(host="0.0.0.0", credentials=tmp_path, tls_cert=tmp_path, tls_key=tmp_path, tls="optional").require_closed()
-    for refused in (GatewayOptions(tls="optional"), GatewayOptions(tls="off", tls_cert=tmp_path, tls_key=tmp_path)):
+        GatewayOptions(
+            host="0.0.0.0",
+            credentials=tmp_path,
+            tls_cert=tmp_path,
+            tls_key=tmp_path,
+            tls="optional",
+        ).require_closed()
+    for refused in (
+        GatewayOptions(tls="optional"),
+        GatewayOptions(tls="off", tls_cert=tmp_path, tls_key=tmp_path),
+    ):
         with pytest.raises(InvalidArgument, match="QMQ_GATEWAY_TLS"):
             refused.config()
     with pytest.raises(InvalidArgument, match="together"):
@@ -240,7 +297,9 @@ async def test_a_node_for_development_serves_clients_with_tls_and_without(tmp_pa
     async with running(config) as node, qmq.connect(node.address) as mq, AsyncExitStack() as ending:
         assert node.gateway is not None
         trusted = grpc.ssl_channel_credentials((config.data / "gateway" / "ca.pem").read_bytes())
-        with_tls = await ending.enter_async_context(grpc.aio.secure_channel(node.gateway.address, trusted))
+        with_tls = await ending.enter_async_context(
+            grpc.aio.secure_channel(node.gateway.address, trusted)
+        )
         without = await ending.enter_async_context(grpc.aio.insecure_channel(node.gateway.address))
         consumer = await ending.enter_async_context(mq.consumer("orders", "G"))
         for channel, body in ((with_tls, b"sealed"), (without, b"in the open")):
@@ -249,19 +308,26 @@ async def test_a_node_for_development_serves_clients_with_tls_and_without(tmp_pa
             assert (await anext(consumer)).body == body
 
 
-async def test_a_call_without_a_signature_is_refused_before_its_request_arrives(tmp_path: Path) -> None:
+async def test_a_call_without_a_signature_is_refused_before_its_request_arrives(
+    tmp_path: Path,
+) -> None:
     async def unfinished() -> AsyncIterator[api.Message]:
         await asyncio.Event().wait()
         yield api.Message()
 
-    async with guarded_gateway(tmp_path) as (gateway, _), grpc.aio.insecure_channel(gateway.gateway.address) as channel:
+    async with (
+        guarded_gateway(tmp_path) as (gateway, _),
+        grpc.aio.insecure_channel(gateway.gateway.address) as channel,
+    ):
         ask = channel.stream_unary(
-            "/apache.rocketmq.v2.MessagingService/SendMessage", response_deserializer=calls.SendMessageResponse.FromString
+            "/apache.rocketmq.v2.MessagingService/SendMessage",
+            response_deserializer=calls.SendMessageResponse.FromString,
         )
         answer = await ask(unfinished(), metadata=(*gateway.headers, *signed("orders", "wrong")))
         assert answer.status.code == api.UNAUTHORIZED
         follow = channel.stream_stream(
-            "/apache.rocketmq.v2.MessagingService/ReceiveMessage", response_deserializer=calls.ReceiveMessageResponse.FromString
+            "/apache.rocketmq.v2.MessagingService/ReceiveMessage",
+            response_deserializer=calls.ReceiveMessageResponse.FromString,
         )
         answers = [each async for each in follow(unfinished(), metadata=gateway.headers)]
         assert [each.status.code for each in answers] == [api.UNAUTHORIZED]
@@ -269,7 +335,9 @@ async def test_a_call_without_a_signature_is_refused_before_its_request_arrives(
 
 async def test_produce_alone_decides_recalls_and_is_asked(tmp_path: Path) -> None:
     """docs/ACCESS.md: who may produce may cancel and move delayed messages; a transaction is one."""
-    quick = replace(CONFIG, transactions=TransactionTiming(first_check_ms=0, pauses_ms=(50,), look_ms=10))
+    quick = replace(
+        CONFIG, transactions=TransactionTiming(first_check_ms=0, pauses_ms=(50,), look_ms=10)
+    )
     async with guarded_gateway(tmp_path, config=quick) as (gateway, admin):
         await admin.send("paid", b"0")
         await admin.access.put_rule("app:other", ["produce"], "subject", "paid")
@@ -285,15 +353,29 @@ async def test_produce_alone_decides_recalls_and_is_asked(tmp_path: Path) -> Non
         transaction = found.entries[0].transaction_id
         stream = gateway.stub.Telemetry(metadata=gateway.headers)
         publishing = api.Publishing(topics=[api.Resource(name="paid")])
-        await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+        await stream.write(
+            calls.TelemetryCommand(
+                settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
+            )
+        )
         while not (command := await stream.read()).HasField("recover_orphaned_transaction_command"):
             pass
         asked = command.recover_orphaned_transaction_command
         assert (asked.transaction_id, asked.message.body) == (transaction, b"half")
         for _ in range(2):  # repeated, it changes nothing
-            request = calls.EndTransactionRequest(topic=api.Resource(name="paid"), transaction_id=transaction, resolution=api.COMMIT)
-            assert (await gateway.stub.EndTransaction(request, metadata=gateway.headers)).status.code == api.OK
-        handle = (await sent(kind=api.DELAY, due_ms=int(time.time() * 1000) + 3_600_000)).entries[0].recall_handle
+            request = calls.EndTransactionRequest(
+                topic=api.Resource(name="paid"), transaction_id=transaction, resolution=api.COMMIT
+            )
+            assert (
+                await gateway.stub.EndTransaction(request, metadata=gateway.headers)
+            ).status.code == api.OK
+        handle = (
+            (await sent(kind=api.DELAY, due_ms=int(time.time() * 1000) + 3_600_000))
+            .entries[0]
+            .recall_handle
+        )
         recall = calls.RecallMessageRequest(topic=api.Resource(name="paid"), recall_handle=handle)
-        assert (await gateway.stub.RecallMessage(recall, metadata=gateway.headers)).status.code == api.OK
+        assert (
+            await gateway.stub.RecallMessage(recall, metadata=gateway.headers)
+        ).status.code == api.OK
         stream.cancel()

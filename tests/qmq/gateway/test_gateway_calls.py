@@ -30,7 +30,9 @@ async def gateway() -> AsyncIterator[GatewayStub]:
 
 
 async def ordered(gateway: GatewayStub, subject: str) -> None:
-    await gateway.mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=64))
+    await gateway.mq.metadata.create_subject(
+        qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=64)
+    )
 
 
 # --- routes and clients ------------------------------------------------------------------------------------------------
@@ -43,15 +45,23 @@ async def test_a_route_names_the_address_by_which_the_client_came(gateway: Gatew
         found = await gateway.route(topic)
         assert found.status.code == api.OK
         [queue] = found.message_queues
-        assert (queue.topic.name, queue.permission, tuple(queue.accept_message_types)) == (topic, api.READ_WRITE, types)
+        assert (queue.topic.name, queue.permission, tuple(queue.accept_message_types)) == (
+            topic,
+            api.READ_WRITE,
+            types,
+        )
         assert queue.broker.endpoints == gateway.endpoints
 
 
 async def test_an_assignment_has_all_queues_of_the_topic(gateway: GatewayStub) -> None:
     await gateway.send(message("plain"))
-    request = calls.QueryAssignmentRequest(topic=api.Resource(name="plain"), group=api.Resource(name="G"), endpoints=gateway.endpoints)
+    request = calls.QueryAssignmentRequest(
+        topic=api.Resource(name="plain"), group=api.Resource(name="G"), endpoints=gateway.endpoints
+    )
     found = await gateway.stub.QueryAssignment(request, metadata=gateway.headers)
-    assert [each.message_queue for each in found.assignments] == list((await gateway.route("plain")).message_queues)
+    assert [each.message_queue for each in found.assignments] == list(
+        (await gateway.route("plain")).message_queues
+    )
 
 
 async def test_a_call_without_a_client_id_is_refused(gateway: GatewayStub) -> None:
@@ -60,18 +70,29 @@ async def test_a_call_without_a_client_id_is_refused(gateway: GatewayStub) -> No
 
 
 async def test_a_client_of_an_unknown_type_gets_an_error(gateway: GatewayStub) -> None:
-    answer = await gateway.stub.Heartbeat(calls.HeartbeatRequest(client_type=api.LITE_PUSH_CONSUMER), metadata=gateway.headers)
+    answer = await gateway.stub.Heartbeat(
+        calls.HeartbeatRequest(client_type=api.LITE_PUSH_CONSUMER), metadata=gateway.headers
+    )
     assert answer.status.code == api.UNRECOGNIZED_CLIENT_TYPE
 
 
 async def test_settings_come_back_with_what_the_server_decides(gateway: GatewayStub) -> None:
     await gateway.send(message("plain"))
     await ordered(gateway, "inorder")
-    await gateway.mq.metadata.set_group_settings("plain", "G", attempts_max=3, retry_delays_ms=[1_000, 7_000])
+    await gateway.mq.metadata.set_group_settings(
+        "plain", "G", attempts_max=3, retry_delays_ms=[1_000, 7_000]
+    )
     stream = gateway.stub.Telemetry(metadata=gateway.headers)
-    await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=api.Publishing())))
+    await stream.write(
+        calls.TelemetryCommand(
+            settings=api.Settings(client_type=api.PRODUCER, publishing=api.Publishing())
+        )
+    )
     producer = await stream.read()
-    assert (producer.status.code, producer.settings.publishing.max_body_size) == (api.OK, 4 * 1024 * 1024)
+    assert (producer.status.code, producer.settings.publishing.max_body_size) == (
+        api.OK,
+        4 * 1024 * 1024,
+    )
     assert producer.settings.backoff_policy.HasField("exponential_backoff")
     for topic, fifo in (("plain", False), ("inorder", True)):
         entry = api.SubscriptionEntry(topic=api.Resource(name=topic))
@@ -82,7 +103,10 @@ async def test_settings_come_back_with_what_the_server_decides(gateway: GatewayS
         assert settings.subscription.fifo is fifo
         if not fifo:
             assert settings.backoff_policy.max_attempts == 3
-            assert [each.seconds for each in settings.backoff_policy.customized_backoff.next] == [1, 7]
+            assert [each.seconds for each in settings.backoff_policy.customized_backoff.next] == [
+                1,
+                7,
+            ]
     await stream.done_writing()
     assert await stream.read() is grpc.aio.EOF
 
@@ -97,16 +121,30 @@ async def test_sent_messages_are_received_until_acknowledged(gateway: GatewayStu
     assert [each.message_id for each in answer.entries] == [sent.system_properties.message_id]
     [got] = await gateway.receive("orders")
     system = got.system_properties
-    assert (got.body, dict(got.user_properties), got.topic.name) == (b"a tie", {"colour": "blue"}, "orders")
-    assert (system.message_id, system.tag, list(system.keys)) == (sent.system_properties.message_id, "red", ["k1", "k2"])
-    assert (system.message_type, system.delivery_attempt, system.born_host) == (api.NORMAL, 1, "here")
+    assert (got.body, dict(got.user_properties), got.topic.name) == (
+        b"a tie",
+        {"colour": "blue"},
+        "orders",
+    )
+    assert (system.message_id, system.tag, list(system.keys)) == (
+        sent.system_properties.message_id,
+        "red",
+        ["k1", "k2"],
+    )
+    assert (system.message_type, system.delivery_attempt, system.born_host) == (
+        api.NORMAL,
+        1,
+        "here",
+    )
     assert (await gateway.ack(got)).status.code == api.OK
     statuses = [each.status.code for each in await gateway.answers("orders", wait_s=0.1)]
     assert statuses == [api.MESSAGE_NOT_FOUND]
 
 
 @pytest.mark.parametrize("due", ["²", "9" * 30, "9" * 5_000])
-async def test_a_header_that_is_no_time_does_not_hold_up_other_messages(gateway: GatewayStub, due: str) -> None:
+async def test_a_header_that_is_no_time_does_not_hold_up_other_messages(
+    gateway: GatewayStub, due: str
+) -> None:
     await gateway.mq.send("orders", b"odd", headers={"rocketmq-due-ms": due})
     await gateway.mq.send("orders", b"good")
     found = [each.body for each in await gateway.receive("orders")]
@@ -119,20 +157,31 @@ async def test_a_message_is_an_ordinary_one_for_qmqs_own_clients(gateway: Gatewa
     await gateway.send(message("orders", b"from afar", tag="red", keys=["k1"], colour="blue"))
     async with gateway.mq.consumer("orders", "native") as consumer:
         got = await anext(consumer)
-    assert (got.body, got.key, got.tags, got.headers["colour"]) == (b"from afar", "k1", ("red",), b"blue")
-    receipt = await gateway.mq.send("orders", b"from home", key="k2", tags=["blue"], headers={"size": "1"})
+    assert (got.body, got.key, got.tags, got.headers["colour"]) == (
+        b"from afar",
+        "k1",
+        ("red",),
+        b"blue",
+    )
+    receipt = await gateway.mq.send(
+        "orders", b"from home", key="k2", tags=["blue"], headers={"size": "1"}
+    )
     [foreign] = await gateway.receive("orders", tags="blue")
     system = foreign.system_properties
     assert (system.message_id, system.tag, list(system.keys)) == (str(receipt.id), "blue", ["k2"])
     assert dict(foreign.user_properties) == {"size": "1"}
 
 
-async def test_a_body_that_a_client_compressed_is_stored_as_it_was_before(gateway: GatewayStub) -> None:
+async def test_a_body_that_a_client_compressed_is_stored_as_it_was_before(
+    gateway: GatewayStub,
+) -> None:
     body = b"0123456789" * 300_000
     for compressed in (gzip.compress(body), zlib.compress(body)):
         sent = message("large", compressed)
         sent.system_properties.body_encoding = api.GZIP
-        sent.system_properties.body_digest.CopyFrom(api.Digest(type=api.CRC32, checksum=f"{zlib.crc32(compressed):08X}"))
+        sent.system_properties.body_digest.CopyFrom(
+            api.Digest(type=api.CRC32, checksum=f"{zlib.crc32(compressed):08X}")
+        )
         assert (await gateway.send(sent)).status.code == api.OK
     for got in await gateway.receive_all(2, "large"):
         assert got.body == body
@@ -160,11 +209,15 @@ async def test_a_topic_that_may_not_be_created_is_not_found() -> None:
     async with TestCluster() as cluster, gateway_on(cluster, config) as gateway:
         assert (await gateway.route("missing")).status.code == api.TOPIC_NOT_FOUND
         assert (await gateway.send(message("missing"))).status.code == api.TOPIC_NOT_FOUND
-        assert [each.status.code for each in await gateway.answers("missing")] == [api.TOPIC_NOT_FOUND]
+        assert [each.status.code for each in await gateway.answers("missing")] == [
+            api.TOPIC_NOT_FOUND
+        ]
 
 
 async def test_a_consumer_may_come_before_the_first_message(gateway: GatewayStub) -> None:
-    assert [each.status.code for each in await gateway.answers("new", wait_s=0.1)] == [api.MESSAGE_NOT_FOUND]
+    assert [each.status.code for each in await gateway.answers("new", wait_s=0.1)] == [
+        api.MESSAGE_NOT_FOUND
+    ]
     await gateway.send(message("new", b"1", kind=api.FIFO, group="a"))
     assert [each.body for each in await gateway.receive("new")] == [b"1"]
 
@@ -194,7 +247,9 @@ async def test_a_recall_handle_is_good_for_its_topic_only(gateway: GatewayStub) 
     sent = message("later", kind=api.DELAY, due_ms=(int(time.time()) + 3600) * 1000)
     [entry] = (await gateway.send(sent)).entries
     for topic, code in (("other", api.MESSAGE_NOT_FOUND), ("later", api.OK), ("later", api.OK)):
-        request = calls.RecallMessageRequest(topic=api.Resource(name=topic), recall_handle=entry.recall_handle)
+        request = calls.RecallMessageRequest(
+            topic=api.Resource(name=topic), recall_handle=entry.recall_handle
+        )
         answer = await gateway.stub.RecallMessage(request, metadata=gateway.headers)
         assert answer.status.code == code
     assert answer.message_id == sent.system_properties.message_id
@@ -216,7 +271,9 @@ async def test_an_invisible_message_comes_again_when_its_time_is_over(gateway: G
     assert (await gateway.ack(again)).status.code == api.OK
 
 
-async def test_of_two_acknowledgements_the_one_with_a_void_handle_fails(gateway: GatewayStub) -> None:
+async def test_of_two_acknowledgements_the_one_with_a_void_handle_fails(
+    gateway: GatewayStub,
+) -> None:
     await gateway.send(message("orders", b"1"), message("orders", b"2"))
     first, second = await gateway.receive_all(2, "orders")
     changed = await gateway.change(first, 30)
@@ -248,7 +305,9 @@ async def test_a_changed_time_decides_when_a_message_comes_again(gateway: Gatewa
 
 
 @pytest.mark.parametrize("kind", [api.NORMAL, api.FIFO], ids=["unordered", "ordered"])
-async def test_a_suspended_message_comes_again_with_the_same_attempt(gateway: GatewayStub, kind: int) -> None:
+async def test_a_suspended_message_comes_again_with_the_same_attempt(
+    gateway: GatewayStub, kind: int
+) -> None:
     topic = "orders" if kind == api.NORMAL else "fifo"
     await gateway.send(message(topic, b"1", kind=kind, group="g" if kind == api.FIFO else ""))
     [got] = await gateway.receive(topic)
@@ -279,10 +338,16 @@ async def test_a_subscription_by_tags_gets_messages_with_one_of_them(gateway: Ga
 
 
 @pytest.mark.parametrize("topic", ["plain", "inorder"])
-async def test_a_subscription_by_a_condition_gets_messages_for_which_it_holds(gateway: GatewayStub, topic: str) -> None:
+async def test_a_subscription_by_a_condition_gets_messages_for_which_it_holds(
+    gateway: GatewayStub, topic: str
+) -> None:
     await ordered(gateway, "inorder")
     for number in range(10):
-        await gateway.send(message(topic, b"%d" % number, tag="even" if number % 2 == 0 else "odd", number=str(number)))
+        await gateway.send(
+            message(
+                topic, b"%d" % number, tag="even" if number % 2 == 0 else "odd", number=str(number)
+            )
+        )
     got = await gateway.receive_all(3, topic, sql="number > 3 AND TAGS = 'even'")
     assert sorted(each.body for each in got) == [b"4", b"6", b"8"]
     refused = await gateway.answers(topic, sql="number >")
@@ -301,7 +366,9 @@ async def test_a_push_consumers_message_stays_its_own_while_it_is_alive() -> Non
     async with TestCluster() as cluster, gateway_on(cluster, config) as gateway:
         await gateway.send(message("orders"))
         [got] = await gateway.receive("orders", renew=True)
-        assert [each.status.code for each in await gateway.answers("orders", wait_s=0.2, renew=True)] == [api.MESSAGE_NOT_FOUND]
+        assert [
+            each.status.code for each in await gateway.answers("orders", wait_s=0.2, renew=True)
+        ] == [api.MESSAGE_NOT_FOUND]
         request = calls.NotifyClientTerminationRequest(group=api.Resource(name="G"))
         await gateway.stub.NotifyClientTermination(request, metadata=gateway.headers)
         assert (await gateway.ack(got)).status.code == api.INVALID_RECEIPT_HANDLE
@@ -309,8 +376,12 @@ async def test_a_push_consumers_message_stays_its_own_while_it_is_alive() -> Non
         assert again.system_properties.delivery_attempt == 2
 
 
-async def test_what_a_client_did_not_read_any_more_is_received_by_another(gateway: GatewayStub) -> None:
-    call = gateway.stub.ReceiveMessage(receive_request("orders", wait_s=20), metadata=gateway.headers)
+async def test_what_a_client_did_not_read_any_more_is_received_by_another(
+    gateway: GatewayStub,
+) -> None:
+    call = gateway.stub.ReceiveMessage(
+        receive_request("orders", wait_s=20), metadata=gateway.headers
+    )
     call.cancel()
     await gateway.send(message("orders", b"left"))
     [got] = await gateway.receive("orders")
@@ -318,7 +389,11 @@ async def test_what_a_client_did_not_read_any_more_is_received_by_another(gatewa
 
 
 async def test_a_message_without_a_reader_at_this_gateway_goes_to_another() -> None:
-    async with TestCluster() as cluster, gateway_on(cluster) as one, gateway_on(cluster, client_id="stub@2@2") as two:
+    async with (
+        TestCluster() as cluster,
+        gateway_on(cluster) as one,
+        gateway_on(cluster, client_id="stub@2@2") as two,
+    ):
         await one.send(message("orders", b"0"))
         [got] = await one.receive("orders")
         await one.ack(got)
@@ -367,9 +442,13 @@ async def test_one_ordered_topic_takes_messages_of_all_types(gateway: GatewayStu
     )
     assert [each.status.code for each in answer.entries] == [api.OK] * 4
     commit = calls.EndTransactionRequest(
-        topic=api.Resource(name="mixed"), transaction_id=answer.entries[3].transaction_id, resolution=api.COMMIT
+        topic=api.Resource(name="mixed"),
+        transaction_id=answer.entries[3].transaction_id,
+        resolution=api.COMMIT,
     )
-    assert (await gateway.stub.EndTransaction(commit, metadata=gateway.headers)).status.code == api.OK
+    assert (
+        await gateway.stub.EndTransaction(commit, metadata=gateway.headers)
+    ).status.code == api.OK
     found = {each.body: each.system_properties for each in await gateway.receive_all(4, "mixed")}
     types = {body: (each.message_type, each.message_group) for body, each in found.items()}
     assert types == {
@@ -394,7 +473,9 @@ async def test_order_by_message_group_survives_a_split(gateway: GatewayStub) -> 
         for number in numbers:
             group = f"g{number % 8}"
             sent[group].append(b"%d" % number)
-            assert (await gateway.send(message("fifo", b"%d" % number, kind=api.FIFO, group=group))).status.code == api.OK
+            assert (
+                await gateway.send(message("fifo", b"%d" % number, kind=api.FIFO, group=group))
+            ).status.code == api.OK
 
     await send(range(24))
     await gateway.mq.metadata.change_route("fifo", split=pb.SplitOperation(partition=1))
@@ -421,7 +502,9 @@ async def test_a_fifo_message_that_is_given_up_sets_its_group_aside(gateway: Gat
 
 
 async def test_unsupported_calls_are_answered_as_unsupported(gateway: GatewayStub) -> None:
-    answer = await gateway.stub.SyncLiteSubscription(calls.SyncLiteSubscriptionRequest(), metadata=gateway.headers)
+    answer = await gateway.stub.SyncLiteSubscription(
+        calls.SyncLiteSubscriptionRequest(), metadata=gateway.headers
+    )
     assert answer.status.code == api.UNSUPPORTED
     assert (await gateway.send(message("orders", kind=api.LITE))).status.code == api.UNSUPPORTED
 
@@ -429,10 +512,16 @@ async def test_unsupported_calls_are_answered_as_unsupported(gateway: GatewayStu
 async def test_calls_are_counted_by_client_and_outcome(gateway: GatewayStub) -> None:
     await gateway.send(message("orders"))
     await gateway.receive("orders")
-    readings = {each.figure.name: each.rows for each in GatewaySource(gateway.gateway).read() if each is not None}
+    readings = {
+        each.figure.name: each.rows
+        for each in GatewaySource(gateway.gateway).read()
+        if each is not None
+    }
     calls_seen = dict(readings["qmq_gateway_calls_total"])
     assert calls_seen["SendMessage", "", "OK"] == calls_seen["ReceiveMessage", "", "OK"] == 1
-    assert readings["qmq_gateway_invisible_messages"] == readings["qmq_gateway_clients"] == [((), 1)]
+    assert (
+        readings["qmq_gateway_invisible_messages"] == readings["qmq_gateway_clients"] == [((), 1)]
+    )
 
 
 # --- the end of a gateway ----------------------------------------------------------------------------------------------
@@ -452,7 +541,9 @@ async def test_what_clients_hold_comes_again_after_a_gateway_has_stopped() -> No
 
 
 @pytest.mark.parametrize("topic", ["plain", "inorder"])
-async def test_what_a_lost_gateway_had_handed_out_comes_again_when_its_lease_is_over(topic: str) -> None:
+async def test_what_a_lost_gateway_had_handed_out_comes_again_when_its_lease_is_over(
+    topic: str,
+) -> None:
     async with (
         TestCluster(clock=virtual()) as cluster,
         gateway_on(cluster, at="gateway-1") as lost,

@@ -21,5 +21,9 @@ async def test_receives_without_a_verdict_hold_a_bounded_part_and_lose_nothing()
             while len(attempts) < COUNT:
                 request = receive_request("zeros", batch=1000)
                 answers = gateway.stub.ReceiveMessage(request, metadata=gateway.headers, timeout=30)
-                attempts += [each.message.system_properties.delivery_attempt async for each in answers if each.HasField("message")]
+                attempts += [
+                    each.message.system_properties.delivery_attempt
+                    async for each in answers
+                    if each.HasField("message")
+                ]
     assert attempts == [1] * COUNT

@@ -28,9 +28,19 @@ HEADERS = (("x-mq-client-id", "stub"),)
 
 
 @asynccontextmanager
-async def gateway_of(cluster: TestCluster, port: int, processes: int, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def gateway_of(
+    cluster: TestCluster, port: int, processes: int, *more: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """Ready when all of its processes are. At the end it stops cleanly."""
-    options = ("--server", cluster.address, "--port", str(port), "--processes", str(processes), *more)
+    options = (
+        "--server",
+        cluster.address,
+        "--port",
+        str(port),
+        "--processes",
+        str(processes),
+        *more,
+    )
     command = (sys.executable, "-m", "qmq.cli", "gateway", *options)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -55,10 +65,16 @@ async def gateway_that_answers(port: int) -> bytes:
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         stub = MessagingServiceStub(channel)
-        sent = await stub.SendMessage(calls.SendMessageRequest(messages=[message("orders")]), metadata=HEADERS, wait_for_ready=True)
+        sent = await stub.SendMessage(
+            calls.SendMessageRequest(messages=[message("orders")]),
+            metadata=HEADERS,
+            wait_for_ready=True,
+        )
         assert sent.status.code == api.OK
         while True:
-            async for answer in stub.ReceiveMessage(receive_request("orders", batch=1), metadata=HEADERS):
+            async for answer in stub.ReceiveMessage(
+                receive_request("orders", batch=1), metadata=HEADERS
+            ):
                 if answer.HasField("message"):
                     handle = answer.message.system_properties.receipt_handle
                     return base64.urlsafe_b64decode(handle + "==")[:GATEWAY_ID_BYTES]
@@ -88,7 +104,13 @@ async def test_each_process_serves_http_at_a_port_of_its_own() -> None:
         found.bind(("127.0.0.1", 0))
         port = int(found.getsockname()[1])
     first = port + 1
-    async with TestCluster() as cluster, gateway_of(cluster, port, 2, "--http-port", str(first)), httpx.AsyncClient(timeout=60) as http:
+    async with (
+        TestCluster() as cluster,
+        gateway_of(cluster, port, 2, "--http-port", str(first)),
+        httpx.AsyncClient(timeout=60) as http,
+    ):
         for number in range(2):
-            sent = await http.post(f"http://127.0.0.1:{first + number}/subjects/orders", content=b"7")
+            sent = await http.post(
+                f"http://127.0.0.1:{first + number}/subjects/orders", content=b"7"
+            )
             assert sent.status_code == 200, sent.text

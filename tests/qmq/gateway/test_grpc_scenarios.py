@@ -30,7 +30,9 @@ async def gateway() -> AsyncIterator[GatewayStub]:
 
 
 async def assignments(gateway: GatewayStub, topic: str) -> list[api.MessageQueue]:
-    request = calls.QueryAssignmentRequest(topic=api.Resource(name=topic), group=api.Resource(name="G"), endpoints=gateway.endpoints)
+    request = calls.QueryAssignmentRequest(
+        topic=api.Resource(name=topic), group=api.Resource(name="G"), endpoints=gateway.endpoints
+    )
     answer = await gateway.stub.QueryAssignment(request, metadata=gateway.headers)
     assert answer.status.code == api.OK
     return [each.message_queue for each in answer.assignments]
@@ -40,26 +42,37 @@ async def test_query_route(gateway: GatewayStub) -> None:
     await gateway.send(message("orders"))
     answer = await gateway.route("orders")
     assert answer.status.code == api.OK
-    assert {each.broker.endpoints.addresses[0].port for each in answer.message_queues} == {gateway.gateway.port}
+    assert {each.broker.endpoints.addresses[0].port for each in answer.message_queues} == {
+        gateway.gateway.port
+    }
     assert len(answer.message_queues) == GROUPS
 
 
 async def test_query_assignment(gateway: GatewayStub) -> None:
     await gateway.send(message("orders"))
-    assert {each.broker.name for each in await assignments(gateway, "orders")} == {"group-1", "group-2"}
+    assert {each.broker.name for each in await assignments(gateway, "orders")} == {
+        "group-1",
+        "group-2",
+    }
 
 
 async def test_query_fifo_assignment(gateway: GatewayStub) -> None:
     """Every queue is assigned to every consumer, as RocketMQ's proxy does; an ordered topic has one here."""
     await gateway.send(message("inorder", kind=api.FIFO, group="k"))
     route = (await gateway.route("inorder")).message_queues
-    assert [each.broker.name for each in await assignments(gateway, "inorder")] == [each.broker.name for each in route]
+    assert [each.broker.name for each in await assignments(gateway, "inorder")] == [
+        each.broker.name for each in route
+    ]
 
 
 async def test_a_transaction_is_checked_and_then_committed(gateway: GatewayStub) -> None:
     stream = gateway.stub.Telemetry(metadata=gateway.headers)
     publishing = api.Publishing(topics=[api.Resource(name="orders")])
-    await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+    await stream.write(
+        calls.TelemetryCommand(
+            settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
+        )
+    )
     sent = await gateway.send(message("orders", b"half", kind=api.TRANSACTION))
     while not (command := await stream.read()).HasField("recover_orphaned_transaction_command"):
         pass
@@ -72,7 +85,9 @@ async def test_a_transaction_is_checked_and_then_committed(gateway: GatewayStub)
         resolution=api.COMMIT,
         source=api.SOURCE_SERVER_CHECK,
     )
-    assert (await gateway.stub.EndTransaction(request, metadata=gateway.headers)).status.code == api.OK
+    assert (
+        await gateway.stub.EndTransaction(request, metadata=gateway.headers)
+    ).status.code == api.OK
     assert [each.body for each in await gateway.receive("orders")] == [b"half"]
     stream.cancel()
 
@@ -93,7 +108,9 @@ async def test_a_delayed_message_is_recalled(gateway: GatewayStub) -> None:
     due_ms = time.time_ns() // 1_000_000 + 3_600_000
     sent = message("orders", kind=api.DELAY, due_ms=due_ms)
     receipt = (await gateway.send(sent)).entries[0]
-    request = calls.RecallMessageRequest(topic=api.Resource(name="orders"), recall_handle=receipt.recall_handle)
+    request = calls.RecallMessageRequest(
+        topic=api.Resource(name="orders"), recall_handle=receipt.recall_handle
+    )
     answer = await gateway.stub.RecallMessage(request, metadata=gateway.headers)
     assert (answer.status.code, answer.message_id) == (api.OK, sent.system_properties.message_id)
     assert [each async for each in gateway.mq.delayed.list("orders")] == []
@@ -155,7 +172,9 @@ async def test_every_call_is_answered_as_the_page_says(gateway: GatewayStub) -> 
     await test_query_assignment(gateway)
     queue = (await gateway.route("orders")).message_queues[0]
     group = api.Resource(name="P")
-    pull = calls.PullMessageRequest(group=group, message_queue=queue, batch_size=1, long_polling_timeout=seconds(0))
+    pull = calls.PullMessageRequest(
+        group=group, message_queue=queue, batch_size=1, long_polling_timeout=seconds(0)
+    )
     assert [each async for each in stub.PullMessage(pull, metadata=headers)]
     for name, request in (
         ("Heartbeat", calls.HeartbeatRequest(client_type=api.PRODUCER)),
@@ -166,7 +185,10 @@ async def test_every_call_is_answered_as_the_page_says(gateway: GatewayStub) -> 
         ("NotifyClientTermination", calls.NotifyClientTerminationRequest()),
     ):
         await getattr(stub, name)(request, metadata=headers)
-    empty = [each async for each in stub.ReceiveMessage(receive_request("empty", wait_s=0), metadata=headers)]
+    empty = [
+        each
+        async for each in stub.ReceiveMessage(receive_request("empty", wait_s=0), metadata=headers)
+    ]
     assert [each.status.code for each in empty] == [api.MESSAGE_NOT_FOUND]
     gateway_stub.check_column(gateway.gateway.counters.counts, "")
 

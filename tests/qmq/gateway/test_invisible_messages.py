@@ -19,8 +19,16 @@ def table(gateway: bytes = GATEWAY) -> InvisibleMessages[str]:
     return InvisibleMessages(gateway, lambda size: next(numbers).to_bytes(size, "big"))
 
 
-def add(held: InvisibleMessages[str], *, invisible_ms: int = 100, renews_until_ms: int = 0, client: str = "c") -> str:
-    found = held.add("m", "s", "g", client, now_ms=0, invisible_ms=invisible_ms, renews_until_ms=renews_until_ms)
+def add(
+    held: InvisibleMessages[str],
+    *,
+    invisible_ms: int = 100,
+    renews_until_ms: int = 0,
+    client: str = "c",
+) -> str:
+    found = held.add(
+        "m", "s", "g", client, now_ms=0, invisible_ms=invisible_ms, renews_until_ms=renews_until_ms
+    )
     return str(held.handle(found))
 
 
@@ -80,8 +88,15 @@ def test_any_text_is_refused_as_a_handle_and_raises_nothing_else(text: str) -> N
         held.find(text, "s", "g", 0)
 
 
-@given(st.binary(min_size=8, max_size=8), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.binary(min_size=8, max_size=8))
-def test_a_handle_says_what_it_was_made_of(gateway: bytes, number: int, change: int, secret: bytes) -> None:
+@given(
+    st.binary(min_size=8, max_size=8),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
+    st.binary(min_size=8, max_size=8),
+)
+def test_a_handle_says_what_it_was_made_of(
+    gateway: bytes, number: int, change: int, secret: bytes
+) -> None:
     handle = ReceiptHandle(gateway, number, change, secret)
     assert ReceiptHandle.parse(str(handle)) == handle
 

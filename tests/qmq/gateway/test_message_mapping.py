@@ -15,7 +15,16 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.errors import BY_CODE, AccessDenied, CallerError, NeverReached, NoQuorum, Overloaded, Unavailable, UnknownSubject
+from qmq.errors import (
+    BY_CODE,
+    AccessDenied,
+    CallerError,
+    NeverReached,
+    NoQuorum,
+    Overloaded,
+    Unavailable,
+    UnknownSubject,
+)
 from qmq.gateway.filters import tags_of_expression
 from qmq.gateway.messages import (
     BORN_HOST,
@@ -80,7 +89,12 @@ def test_what_a_message_must_not_say_is_refused_with_its_code() -> None:
     assert code_of(message("t", keys=["a b"])) == api.ILLEGAL_MESSAGE_KEY
     assert code_of(message("t", **{"qmq-group": "g"})) == api.ILLEGAL_MESSAGE_PROPERTY_KEY
     assert code_of(message("t", **{"rocketmq-id": "g"})) == api.ILLEGAL_MESSAGE_PROPERTY_KEY
-    for conflict in (message("t", kind=api.FIFO), message("t", group="g"), message("t", kind=api.DELAY), message("t", due_ms=5)):
+    for conflict in (
+        message("t", kind=api.FIFO),
+        message("t", group="g"),
+        message("t", kind=api.DELAY),
+        message("t", due_ms=5),
+    ):
         assert code_of(conflict) == api.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
     assert code_of(message("t", kind=api.PRIORITY)) == api.UNSUPPORTED
 
@@ -95,12 +109,17 @@ def test_what_a_message_must_not_say_is_refused_with_its_code() -> None:
         ({"properties": {"UNIQ_KEY": "1"}}, api.ILLEGAL_MESSAGE_PROPERTY_KEY),
         ({"properties": {"\0": "1"}}, api.ILLEGAL_MESSAGE_PROPERTY_KEY),
         ({"properties": {"a\x7fb": "1"}}, api.ILLEGAL_MESSAGE_PROPERTY_KEY),
-        ({"properties": {f"p{number}": "v" for number in range(129)}}, api.MESSAGE_PROPERTIES_TOO_LARGE),
+        (
+            {"properties": {f"p{number}": "v" for number in range(129)}},
+            api.MESSAGE_PROPERTIES_TOO_LARGE,
+        ),
         ({"properties": {"p": "v" * (16 << 10)}}, api.MESSAGE_PROPERTIES_TOO_LARGE),
         ({"properties": {"p": "v" * (70 << 10)}}, api.MESSAGE_PROPERTIES_TOO_LARGE),
     ],
 )
-def test_what_rocketmq_refuses_has_its_code_and_a_short_text(changed: dict[str, Any], code: int) -> None:
+def test_what_rocketmq_refuses_has_its_code_and_a_short_text(
+    changed: dict[str, Any], code: int
+) -> None:
     sent = message("t", keys=changed.get("keys", []), **changed.get("properties", {}))
     if "tag" in changed:
         sent.system_properties.tag = changed["tag"]
@@ -110,9 +129,12 @@ def test_what_rocketmq_refuses_has_its_code_and_a_short_text(changed: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("asked_s", "remaining_s", "waits_s"), [(None, 20, 15), (None, 100, 20), (None, None, 20), (10, 20, 10), (20, 20, 19.7), (5, 0.1, 0)]
+    ("asked_s", "remaining_s", "waits_s"),
+    [(None, 20, 15), (None, 100, 20), (None, None, 20), (10, 20, 10), (20, 20, 19.7), (5, 0.1, 0)],
 )
-def test_a_long_poll_ends_before_its_client_gives_up(asked_s: int | None, remaining_s: float | None, waits_s: float) -> None:
+def test_a_long_poll_ends_before_its_client_gives_up(
+    asked_s: int | None, remaining_s: float | None, waits_s: float
+) -> None:
     asked = None if asked_s is None else Duration(seconds=asked_s)
     assert wait_s(asked, remaining_s) == pytest.approx(waits_s)
 
@@ -125,7 +147,9 @@ def test_names_are_joined_with_their_namespace() -> None:
 
 
 def test_digests_are_checked_however_they_are_written() -> None:
-    body = next(each for each in (b"%d" % number for number in range(10_000)) if zlib.crc32(each) < 1 << 28)
+    body = next(
+        each for each in (b"%d" % number for number in range(10_000)) if zlib.crc32(each) < 1 << 28
+    )
     crc = f"{zlib.crc32(body):X}"
     for told in (crc, crc.lower(), crc.rjust(8, "0")):
         check_digest(body, api.Digest(type=api.CRC32, checksum=told))
@@ -154,7 +178,9 @@ def test_a_compressed_body_that_is_cut_broken_or_huge_is_refused() -> None:
 def test_a_tag_expression_is_a_list_of_tags_or_everything() -> None:
     assert tags_of_expression("*") == tags_of_expression(" ") == ()
     assert tags_of_expression("b || a||b") == ("a", "b")
-    assert [tags_of_expression(each) for each in ("a||||b", "a || b ||", "|| b ||a")] == [("a", "b")] * 3  # as RocketMQ reads them
+    assert [tags_of_expression(each) for each in ("a||||b", "a || b ||", "|| b ||a")] == [
+        ("a", "b")
+    ] * 3  # as RocketMQ reads them
     for wrong in ("|", "||", "|| ||", "a | b", "x" * 300):
         with pytest.raises(Refused):
             tags_of_expression(wrong)
@@ -168,8 +194,16 @@ def test_every_error_has_a_code_and_the_ones_to_mend_begin_with_four() -> None:
             assert 40_000 <= status.code < 50_000, kind
         elif issubclass(kind, Unavailable) and not issubclass(kind, Overloaded):
             assert 50_000 <= status.code < 60_000, kind
-    told = [status_of_failure(each).code for each in (UnknownSubject("s"), AccessDenied("a"), NoQuorum("q"), ValueError("secret"))]
-    assert told == [api.TOPIC_NOT_FOUND, api.FORBIDDEN, api.HA_NOT_AVAILABLE, api.INTERNAL_SERVER_ERROR]
+    told = [
+        status_of_failure(each).code
+        for each in (UnknownSubject("s"), AccessDenied("a"), NoQuorum("q"), ValueError("secret"))
+    ]
+    assert told == [
+        api.TOPIC_NOT_FOUND,
+        api.FORBIDDEN,
+        api.HA_NOT_AVAILABLE,
+        api.INTERNAL_SERVER_ERROR,
+    ]
     assert "secret" not in status_of_failure(ValueError("secret")).message
     assert joined_status([]).code == api.BAD_REQUEST
 
@@ -185,27 +219,52 @@ def test_an_advertised_address_says_of_which_kind_it_is() -> None:
         ("mq.example:80", api.DOMAIN_NAME, "mq.example"),
     ):
         found = endpoints_of(address)
-        assert (found.scheme, found.addresses[0].host, found.addresses[0].port) == (scheme, host, 80)
+        assert (found.scheme, found.addresses[0].host, found.addresses[0].port) == (
+            scheme,
+            host,
+            80,
+        )
 
 
 HEADERS = st.dictionaries(
-    st.sampled_from([ID, KEYS, TYPE, DUE_MS, BORN_HOST, CHECK_AFTER_MS, TRACE]) | st.text(max_size=8),
-    st.binary(max_size=40) | st.sampled_from(["²".encode(), b"9" * 30, b"9" * 5_000, b"-1", b"99", b"TRANSACTION", b"\xff"]),
+    st.sampled_from([ID, KEYS, TYPE, DUE_MS, BORN_HOST, CHECK_AFTER_MS, TRACE])
+    | st.text(max_size=8),
+    st.binary(max_size=40)
+    | st.sampled_from(
+        ["²".encode(), b"9" * 30, b"9" * 5_000, b"-1", b"99", b"TRANSACTION", b"\xff"]
+    ),
     max_size=6,
 )
 
 
-@given(HEADERS, st.none() | st.binary(max_size=8), st.integers(-(1 << 63), (1 << 63) - 1), st.booleans())
-def test_any_stored_message_is_one_for_clients(headers: dict[str, bytes], key: bytes | None, time_ms: int, is_ordered: bool) -> None:
-    stored = AnyStored(headers=headers, key_bytes=key, create_time_ms=time_ms, append_time_ms=time_ms)
-    found = message_for_client(cast("StoredMessage", stored), api.Resource(name="t"), is_ordered=is_ordered, handle="h", invisible_ms=1)
+@given(
+    HEADERS,
+    st.none() | st.binary(max_size=8),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.booleans(),
+)
+def test_any_stored_message_is_one_for_clients(
+    headers: dict[str, bytes], key: bytes | None, time_ms: int, is_ordered: bool
+) -> None:
+    stored = AnyStored(
+        headers=headers, key_bytes=key, create_time_ms=time_ms, append_time_ms=time_ms
+    )
+    found = message_for_client(
+        cast("StoredMessage", stored),
+        api.Resource(name="t"),
+        is_ordered=is_ordered,
+        handle="h",
+        invisible_ms=1,
+    )
     api.Message.FromString(found.SerializeToString())
     found.system_properties.born_timestamp.ToJsonString()
     found.system_properties.delivery_timestamp.ToJsonString()
 
 
 @given(HEADERS, st.integers(-(1 << 63), (1 << 63) - 1))
-def test_any_half_message_has_a_time_of_its_first_check(headers: dict[str, bytes], time_ms: int) -> None:
+def test_any_half_message_has_a_time_of_its_first_check(
+    headers: dict[str, bytes], time_ms: int
+) -> None:
     half = cast("DelayedMessage", AnyStored(headers=headers, create_time=time_of(time_ms)))
     assert first_check_ms(half, 5) >= 0
     assert CheckPlan().is_time(half, 0, 0) in (True, False)

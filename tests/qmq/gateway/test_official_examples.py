@@ -39,14 +39,26 @@ GO_PRODUCERS: Final = ("normal", "async", "fifo", "transaction", "delay")
 GO_BODY: Final = b"this is a message : 0"
 NODE_ADDRESS: Final = "127.0.0.1:8081"
 EXAMPLES_PORT: Final = 8080
-EXAMPLES_KEYS: Final = (ClientKeys("yourAccessKey", "yourSecretKey", "a token"), ClientKeys("xxxxxx", "xxxxxx", "a token"))
+EXAMPLES_KEYS: Final = (
+    ClientKeys("yourAccessKey", "yourSecretKey", "a token"),
+    ClientKeys("xxxxxx", "xxxxxx", "a token"),
+)
 TAG: Final = "yourMessageTagA"
 JAVA_PRODUCERS: Final = {
-    "ProducerNormalMessageExample": ("yourNormalTopic", b"This is a normal message for Apache RocketMQ"),
+    "ProducerNormalMessageExample": (
+        "yourNormalTopic",
+        b"This is a normal message for Apache RocketMQ",
+    ),
     "AsyncProducerExample": ("yourTopic", b"This is a normal message for Apache RocketMQ"),
     "ProducerFifoMessageExample": ("yourFifoTopic", b"This is a FIFO message for Apache RocketMQ"),
-    "ProducerDelayMessageExample": ("yourDelayTopic", b"This is a delay message for Apache RocketMQ"),
-    "ProducerTransactionMessageExample": ("yourTransactionTopic", b"This is a transaction message for Apache RocketMQ"),
+    "ProducerDelayMessageExample": (
+        "yourDelayTopic",
+        b"This is a delay message for Apache RocketMQ",
+    ),
+    "ProducerTransactionMessageExample": (
+        "yourTransactionTopic",
+        b"This is a transaction message for Apache RocketMQ",
+    ),
 }
 JAVA_CONSUMERS: Final = {
     "PushConsumerExample": "Consume message=",
@@ -60,7 +72,11 @@ async def started(*command: str, home: Path) -> AsyncIterator[Path]:
     out = home / "out"
     with out.open("wb") as pipe:
         process = await asyncio.create_subprocess_exec(
-            *command, cwd=home, env={**os.environ, "HOME": str(home)}, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+            *command,
+            cwd=home,
+            env={**os.environ, "HOME": str(home)},
+            stdout=pipe,
+            stderr=asyncio.subprocess.STDOUT,
         )
     try:
         yield out
@@ -74,7 +90,9 @@ def as_go_prints(body: bytes) -> str:
     return f"[{' '.join(map(str, body))}]"
 
 
-async def first_of(mq: qmq.Client, topic: str, *, is_ordered: bool = False) -> tuple[bytes, tuple[str, ...]]:
+async def first_of(
+    mq: qmq.Client, topic: str, *, is_ordered: bool = False
+) -> tuple[bytes, tuple[str, ...]]:
     """Body and tags of a topic's first message."""
     consumer = mq.ordered_consumer(topic, "test") if is_ordered else mq.consumer(topic, "test")
     async with asyncio.timeout(PATIENCE_S), consumer:
@@ -87,56 +105,93 @@ async def until_said(out: Path, *words: str) -> None:
 
 
 @asynccontextmanager
-async def gateway_of_the_examples(tmp_path: Path, host: str, port: int) -> AsyncIterator[GatewayStub]:
+async def gateway_of_the_examples(
+    tmp_path: Path, host: str, port: int
+) -> AsyncIterator[GatewayStub]:
     create_authority(tmp_path / "certs")
     made = issue(tmp_path / "certs", "gateway", "node", [host])
     network = GatewayOptions(tls_cert=made.cert, tls_key=made.key).network()
     keys = GatewayCredentials({each.access_key: each for each in EXAMPLES_KEYS})
     config = GatewayConfig(host, port, sweep_ms=10, takes_plaintext=True)
-    async with TestCluster() as cluster, gateway_on(cluster, config, network=network, credentials=keys) as gateway:
+    async with (
+        TestCluster() as cluster,
+        gateway_on(cluster, config, network=network, credentials=keys) as gateway,
+    ):
         yield gateway
 
 
 @needs_java
 async def test_javas_examples_of_producers_and_consumers_work_as_they_are(tmp_path: Path) -> None:
     host = f"127.{os.getpid() // 250 % 250}.{os.getpid() % 250}.2"  # their port is fixed, so the address is this test's own
-    (tmp_path / "hosts").write_text(f"{host} foobar.com\n127.0.0.1 localhost {socket.gethostname()}\n")
+    (tmp_path / "hosts").write_text(
+        f"{host} foobar.com\n127.0.0.1 localhost {socket.gethostname()}\n"
+    )
     options = (f"-Djdk.net.hosts.file={tmp_path / 'hosts'}", f"-Duser.home={tmp_path}", QUICK_START)
     names = [word for each in (*JAVA_PRODUCERS, *JAVA_CONSUMERS) for word in ("example", each)]
     program = java("RocketmqPrograms", *options)
-    async with gateway_of_the_examples(tmp_path, host, EXAMPLES_PORT) as gateway, started(*program, "-", *names, home=tmp_path):
+    async with (
+        gateway_of_the_examples(tmp_path, host, EXAMPLES_PORT) as gateway,
+        started(*program, "-", *names, home=tmp_path),
+    ):
         for topic, body in JAVA_PRODUCERS.values():
-            assert await first_of(gateway.mq, topic, is_ordered=topic == "yourFifoTopic") == (body, (TAG,))
+            assert await first_of(gateway.mq, topic, is_ordered=topic == "yourFifoTopic") == (
+                body,
+                (TAG,),
+            )
         log = tmp_path / "logs" / "rocketmq" / "rocketmq-client.log"
         async with asyncio.timeout(PATIENCE_S):
-            while not all(_has_said(log.read_text(), name, what) for name, what in JAVA_CONSUMERS.items()):
+            while not all(
+                _has_said(log.read_text(), name, what) for name, what in JAVA_CONSUMERS.items()
+            ):
                 await gateway.mq.send("yourTopic", b"one more", tags=[TAG])  # both are of one group
-                await asyncio.sleep(0.1)  # without a pause the messages keep the consumers from what is asserted
+                await asyncio.sleep(
+                    0.1
+                )  # without a pause the messages keep the consumers from what is asserted
 
 
 def _has_said(log: str, name: str, what: str) -> bool:
     return any(name in line and what in line for line in log.splitlines())
 
 
-@pytest.mark.skipif(not (RUST_EXAMPLES / "simple_consumer").is_file(), reason="needs Rust, and scripts/rocketmq_clients")
+@pytest.mark.skipif(
+    not (RUST_EXAMPLES / "simple_consumer").is_file(),
+    reason="needs Rust, and scripts/rocketmq_clients",
+)
 async def test_rusts_examples_work_as_they_are(tmp_path: Path) -> None:
-    async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10)) as gateway:
+    async with (
+        TestCluster() as cluster,
+        gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10)) as gateway,
+    ):
         address = f"127.0.0.1:{gateway.gateway.port}"
-        for name, topic in (("producer", "test_topic"), ("fifo_producer", "fifo_test"), ("delay_producer", "delay_test")):
+        for name, topic in (
+            ("producer", "test_topic"),
+            ("fifo_producer", "fifo_test"),
+            ("delay_producer", "delay_test"),
+        ):
             async with started(str(RUST_EXAMPLES / name), address, home=tmp_path) as out:
                 await until_said(out, "send message success")
             tags = ("test_tag",) if name == "producer" else ()
-            assert await first_of(gateway.mq, topic, is_ordered=name == "fifo_producer") == (b"hello world", tags)
-        async with started(str(RUST_EXAMPLES / "transaction_producer"), address, home=tmp_path) as out:
+            assert await first_of(gateway.mq, topic, is_ordered=name == "fifo_producer") == (
+                b"hello world",
+                tags,
+            )
+        async with started(
+            str(RUST_EXAMPLES / "transaction_producer"), address, home=tmp_path
+        ) as out:
             await until_said(out, "send message success")
             assert await first_of(gateway.mq, "transaction_test") == (b"hello world", ())
         async with started(str(RUST_EXAMPLES / "simple_consumer"), address, home=tmp_path) as out:
             await until_said(out, "receive message")
 
 
-@pytest.mark.skipif(not (GO_EXAMPLES / "push_consumer").is_file(), reason="needs Go, and scripts/rocketmq_clients")
+@pytest.mark.skipif(
+    not (GO_EXAMPLES / "push_consumer").is_file(), reason="needs Go, and scripts/rocketmq_clients"
+)
 async def test_gos_examples_work_as_they_are(tmp_path: Path) -> None:
-    async with gateway_of_the_examples(tmp_path, "127.0.0.1", 0) as gateway, AsyncExitStack() as ending:
+    async with (
+        gateway_of_the_examples(tmp_path, "127.0.0.1", 0) as gateway,
+        AsyncExitStack() as ending,
+    ):
 
         async def program(name: str, topic: str) -> Path:
             (tmp_path / name).mkdir()
@@ -148,7 +203,10 @@ async def test_gos_examples_work_as_they_are(tmp_path: Path) -> None:
         recalled = await program("delay_recall", "recall")
         for name in GO_PRODUCERS:
             assert await first_of(gateway.mq, name, is_ordered=name == "fifo") == (GO_BODY, ("ab",))
-        pushed, received = await program("push_consumer", "pushed"), await program("simple_consumer", "normal")
+        pushed, received = (
+            await program("push_consumer", "pushed"),
+            await program("simple_consumer", "normal"),
+        )
         await gateway.mq.send("xxxxxx.pushed", b"to a namespace")
         await until_said(received, as_go_prints(GO_BODY))
         await until_said(pushed, as_go_prints(b"to a namespace"))
@@ -159,10 +217,15 @@ async def test_gos_examples_work_as_they_are(tmp_path: Path) -> None:
 async def test_nodes_examples_work_as_they_are(tmp_path: Path) -> None:
     examples = node_examples()
     (tmp_path / "node_modules").symlink_to(MODULES)
-    async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10)) as gateway:
+    async with (
+        TestCluster() as cluster,
+        gateway_on(cluster, GatewayConfig(port=0, sweep_ms=10)) as gateway,
+    ):
 
         def program(name: str) -> AbstractAsyncContextManager[Path]:
-            (tmp_path / "example.mjs").write_text(examples[name].replace(NODE_ADDRESS, f"127.0.0.1:{gateway.gateway.port}"))
+            (tmp_path / "example.mjs").write_text(
+                examples[name].replace(NODE_ADDRESS, f"127.0.0.1:{gateway.gateway.port}")
+            )
             return started("node", "example.mjs", home=tmp_path)
 
         async with program("Normal Message"):
@@ -180,5 +243,9 @@ async def test_nodes_examples_work_as_they_are(tmp_path: Path) -> None:
 def node_examples() -> dict[str, str]:
     """The programs of the package's README, by the heading above each. Their types are removed, because Node does not know them."""
     page = (MODULES / "rocketmq-client-nodejs" / "README.md").read_text()
-    found = re.findall(r"^(?:#+ )?([A-Z][\w ]+)\n\n(?:[A-Z].*\n\n)?```ts\n((?:.*\n)*?)```", page, re.MULTILINE)
-    return {name: re.sub(r", type \w+|: MessageView|: Promise<\w+>", "", text) for name, text in found}
+    found = re.findall(
+        r"^(?:#+ )?([A-Z][\w ]+)\n\n(?:[A-Z].*\n\n)?```ts\n((?:.*\n)*?)```", page, re.MULTILINE
+    )
+    return {
+        name: re.sub(r", type \w+|: MessageView|: Promise<\w+>", "", text) for name, text in found
+    }

@@ -28,10 +28,16 @@ RUST_PROGRAMS: Final = CACHE / "rust" / "debug" / "rocketmq_programs"
 GO_PROGRAMS: Final = CACHE / "go" / "rocketmq_programs"
 PROGRAM_S: Final = 240
 COUNT: Final = 20
-CONFIG: Final = GatewayConfig(port=0, sweep_ms=10, transactions=TransactionTiming(first_check_ms=500, look_ms=100))
+CONFIG: Final = GatewayConfig(
+    port=0, sweep_ms=10, transactions=TransactionTiming(first_check_ms=500, look_ms=100)
+)
 
-needs_rust = pytest.mark.skipif(not RUST_PROGRAMS.is_file(), reason="needs Rust, and scripts/rocketmq_clients")
-needs_go = pytest.mark.skipif(not GO_PROGRAMS.is_file(), reason="needs Go, and scripts/rocketmq_clients")
+needs_rust = pytest.mark.skipif(
+    not RUST_PROGRAMS.is_file(), reason="needs Rust, and scripts/rocketmq_clients"
+)
+needs_go = pytest.mark.skipif(
+    not GO_PROGRAMS.is_file(), reason="needs Go, and scripts/rocketmq_clients"
+)
 
 
 class Seen(NamedTuple):
@@ -54,7 +60,9 @@ async def run(command: list[str], home: Path) -> list[tuple[str, list[Seen]]]:
     """The messages that each program of a process received."""
     environment = {**os.environ, "HOME": str(home)}  # there the clients write their logs
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=pipe)  # a warning does not cut a line
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdout=pipe, stderr=pipe
+    )  # a warning does not cut a line
     try:
         out, errors = await asyncio.wait_for(process.communicate(), PROGRAM_S)
     except TimeoutError:
@@ -109,7 +117,9 @@ def check_pulled(seen: list[Seen], sent: set[str]) -> None:
 
 def check_not_pulled(seen: list[Seen]) -> None:
     """Each of the four calls is refused for an ordered topic, and says what to do."""
-    assert [(each.id, each.body) for each in seen] == [(each, "UNSUPPORTED") for each in ("end", "no more", "updated", "kept")]
+    assert [(each.id, each.body) for each in seen] == [
+        (each, "UNSUPPORTED") for each in ("end", "no more", "updated", "kept")
+    ]
     assert "receive from it" in seen[1].tag
 
 
@@ -125,14 +135,40 @@ async def gateway_with_tls(tmp_path: Path) -> AsyncIterator[GatewayStub]:
 
 
 @needs_java
-async def test_the_java_clients_programs_see_all_their_messages(gateway_with_tls: GatewayStub, tmp_path: Path) -> None:
+async def test_the_java_clients_programs_see_all_their_messages(
+    gateway_with_tls: GatewayStub, tmp_path: Path
+) -> None:
     gateway = gateway_with_tls
     await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
-    names = ("tls", "true", "normal_producer", "normal", "tls", "false", "simple_consumer", "normal")
+    names = (
+        "tls",
+        "true",
+        "normal_producer",
+        "normal",
+        "tls",
+        "false",
+        "simple_consumer",
+        "normal",
+    )
     names += ("fifo_producer", "fifo", "tls", "true", "simple_consumer", "fifo")
     more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
-    last = ("transaction_producer", "transactions", "simple_consumer", "transactions", "pull_consumer", "normal", "pull_consumer", "fifo")
-    command = [*java("RocketmqPrograms", QUICK_START), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
+    last = (
+        "transaction_producer",
+        "transactions",
+        "simple_consumer",
+        "transactions",
+        "pull_consumer",
+        "normal",
+        "pull_consumer",
+        "fifo",
+    )
+    command = [
+        *java("RocketmqPrograms", QUICK_START),
+        f"127.0.0.1:{gateway.gateway.port}",
+        *names,
+        *more,
+        *last,
+    ]
     told = [seen for name, seen in await run(command, tmp_path) if name != "tls"]
     check_normal(told[0], told[1])
     check_order(told[3])
@@ -151,10 +187,27 @@ async def test_the_java_clients_programs_see_all_their_messages(gateway_with_tls
 
 
 @needs_node
-async def test_the_node_clients_programs_see_all_their_messages(gateway: GatewayStub, tmp_path: Path) -> None:
+async def test_the_node_clients_programs_see_all_their_messages(
+    gateway: GatewayStub, tmp_path: Path
+) -> None:
     await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
-    names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
-    command = ["node", str(PROGRAMS / "rocketmq_programs.mjs"), str(MODULES), f"127.0.0.1:{gateway.gateway.port}", *names]
+    names = (
+        "normal_producer",
+        "normal",
+        "simple_consumer",
+        "normal",
+        "fifo_producer",
+        "fifo",
+        "simple_consumer",
+        "fifo",
+    )
+    command = [
+        "node",
+        str(PROGRAMS / "rocketmq_programs.mjs"),
+        str(MODULES),
+        f"127.0.0.1:{gateway.gateway.port}",
+        *names,
+    ]
     told = [seen for _, seen in await run([*command, "push_consumer", "pushed"], tmp_path)]
     check_normal(told[0], told[1])
     check_order(told[3])
@@ -163,15 +216,29 @@ async def test_the_node_clients_programs_see_all_their_messages(gateway: Gateway
 
 
 @needs_rust
-async def test_the_rust_clients_programs_see_all_their_messages(gateway: GatewayStub, tmp_path: Path) -> None:
-    names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
+async def test_the_rust_clients_programs_see_all_their_messages(
+    gateway: GatewayStub, tmp_path: Path
+) -> None:
+    names = (
+        "normal_producer",
+        "normal",
+        "simple_consumer",
+        "normal",
+        "fifo_producer",
+        "fifo",
+        "simple_consumer",
+        "fifo",
+    )
     more = ("delay_producer", "delayed", "simple_consumer", "delayed")
     last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
     command = [str(RUST_PROGRAMS), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]
     told = [seen for _, seen in await run(command, tmp_path)]
     assert {each.id for each in told[1]} == {each.id for each in told[0]}
     assert {each.tag for each in told[1]} == {"red"}
-    bodies = [[int(each.body) for each in told[3] if each.group == f"group-{number}"] for number in range(3)]
+    bodies = [
+        [int(each.body) for each in told[3] if each.group == f"group-{number}"]
+        for number in range(3)
+    ]
     assert bodies == [list(range(number, COUNT, 3)) for number in range(3)]
     assert [(each.body, each.attempt) for each in told[5]] == [("soon", "1")]
     ids = {what: named for what, named, *_ in told[6]}
@@ -181,9 +248,20 @@ async def test_the_rust_clients_programs_see_all_their_messages(gateway: Gateway
 
 
 @needs_go
-async def test_the_go_clients_programs_see_all_their_messages(gateway: GatewayStub, tmp_path: Path) -> None:
+async def test_the_go_clients_programs_see_all_their_messages(
+    gateway: GatewayStub, tmp_path: Path
+) -> None:
     await gateway.mq.send_many("pushed", [b"body %d" % number for number in range(COUNT)])
-    names = ("normal_producer", "normal", "simple_consumer", "normal", "fifo_producer", "fifo", "simple_consumer", "fifo")
+    names = (
+        "normal_producer",
+        "normal",
+        "simple_consumer",
+        "normal",
+        "fifo_producer",
+        "fifo",
+        "simple_consumer",
+        "fifo",
+    )
     more = ("delay_producer", "delayed", "simple_consumer", "delayed", "push_consumer", "pushed")
     last = ("transaction_producer", "transactions", "simple_consumer", "transactions")
     command = [str(GO_PROGRAMS), f"127.0.0.1:{gateway.gateway.port}", *names, *more, *last]

@@ -30,17 +30,36 @@ async def test_the_console_and_why_tell_the_life_of_a_rocketmq_message() -> None
         site = site_of(cluster)
         page = await (await PlainBrowser(site).log_in()).get(f"/messages?id={message_id}")
         await site.close()
-        for shown in ("stored", "acknowledged", "billing", "k1", "red", "&#34;total&#34;: 5", f"qmq why {message_id}"):
+        for shown in (
+            "stored",
+            "acknowledged",
+            "billing",
+            "k1",
+            "red",
+            "&#34;total&#34;: 5",
+            f"qmq why {message_id}",
+        ):
             assert shown in page.text, shown
-        told = why(await inquire(gateway.mq, str(message_id), "orders", "billing"), time.time_ns() // 1_000_000)
+        told = why(
+            await inquire(gateway.mq, str(message_id), "orders", "billing"),
+            time.time_ns() // 1_000_000,
+        )
         assert any("acknowledged" in each["text"] for each in told)
 
 
 @pytest.mark.xdist_group("spark")
-def test_spark_reads_what_a_rocketmq_client_sent(spark: SparkSession, node_process: NodeProcess) -> None:
+def test_spark_reads_what_a_rocketmq_client_sent(
+    spark: SparkSession, node_process: NodeProcess
+) -> None:
     address = node_process.start()
     asyncio.run(_send_by_a_gateway(address))
-    frame = spark.read.format("qmq").option("qmq.servers", address).option("subscribe", "orders").option("includeHeaders", "true").load()
+    frame = (
+        spark.read.format("qmq")
+        .option("qmq.servers", address)
+        .option("subscribe", "orders")
+        .option("includeHeaders", "true")
+        .load()
+    )
     [row] = frame.collect()
     assert (bytes(row["body"]), bytes(row["key"]), row["tags"]) == (b"from afar", b"k1", ["red"])
     assert bytes(row["headers"]["colour"]) == b"blue"

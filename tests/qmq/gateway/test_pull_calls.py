@@ -25,20 +25,38 @@ async def filled(gateway: GatewayStub, count: int) -> tuple[api.MessageQueue, li
     """A queue of a topic with two, and the bodies that are in it."""
     for number in range(count):
         tag = "even" if number % 2 == 0 else "odd"
-        assert (await gateway.send(message("orders", b"%d" % number, tag=tag))).status.code == api.OK
+        assert (
+            await gateway.send(message("orders", b"%d" % number, tag=tag))
+        ).status.code == api.OK
     queues = list((await gateway.route("orders")).message_queues)
     assert len(queues) == 2
-    found = {queue.broker.name: [each.body for each in (await pull(gateway, queue, 0))[1]] for queue in queues}
-    assert sorted(body for each in found.values() for body in each) == sorted(b"%d" % number for number in range(count))
+    found = {
+        queue.broker.name: [each.body for each in (await pull(gateway, queue, 0))[1]]
+        for queue in queues
+    }
+    assert sorted(body for each in found.values() for body in each) == sorted(
+        b"%d" % number for number in range(count)
+    )
     queue = max(queues, key=lambda each: len(found[each.broker.name]))
     return queue, found[queue.broker.name]
 
 
 async def pull(
-    gateway: GatewayStub, queue: api.MessageQueue, offset: int, *, most: int = 100, wait_s: float = 0, tags: str = "*", sql: str = ""
+    gateway: GatewayStub,
+    queue: api.MessageQueue,
+    offset: int,
+    *,
+    most: int = 100,
+    wait_s: float = 0,
+    tags: str = "*",
+    sql: str = "",
 ) -> tuple[int, list[api.Message], int]:
     """The status, the messages, and the next offset."""
-    wanted = api.FilterExpression(type=api.SQL, expression=sql) if sql else api.FilterExpression(type=api.TAG, expression=tags)
+    wanted = (
+        api.FilterExpression(type=api.SQL, expression=sql)
+        if sql
+        else api.FilterExpression(type=api.TAG, expression=tags)
+    )
     request = calls.PullMessageRequest(
         group=api.Resource(name="G"),
         message_queue=queue,
@@ -47,16 +65,28 @@ async def pull(
         filter_expression=wanted,
         long_polling_timeout=seconds(wait_s),
     )
-    answers = [each async for each in gateway.stub.PullMessage(request, metadata=gateway.headers, timeout=30)]
+    answers = [
+        each
+        async for each in gateway.stub.PullMessage(request, metadata=gateway.headers, timeout=30)
+    ]
     ends = [each.next_offset for each in answers if each.HasField("next_offset")]
-    return answers[0].status.code, [each.message for each in answers if each.HasField("message")], ends[0] if ends else -1
+    return (
+        answers[0].status.code,
+        [each.message for each in answers if each.HasField("message")],
+        ends[0] if ends else -1,
+    )
 
 
 async def ask(gateway: GatewayStub, call: str, request: Any) -> Any:
     return await getattr(gateway.stub, call)(request, metadata=gateway.headers)
 
 
-async def query(gateway: GatewayStub, queue: api.MessageQueue, policy: api.QueryOffsetPolicy.ValueType, at_ms: int = 0) -> int:
+async def query(
+    gateway: GatewayStub,
+    queue: api.MessageQueue,
+    policy: api.QueryOffsetPolicy.ValueType,
+    at_ms: int = 0,
+) -> int:
     request = calls.QueryOffsetRequest(message_queue=queue, query_offset_policy=policy)
     if at_ms:
         request.timestamp.CopyFrom(timestamp_of(at_ms))
@@ -91,7 +121,9 @@ async def test_offsets_are_found_at_the_ends_and_by_time(gateway: GatewayStub) -
     queue, bodies = await filled(gateway, 20)
     stored = (await pull(gateway, queue, 0))[1][-1].system_properties.store_timestamp
     assert await query(gateway, queue, api.BEGINNING) == 0
-    assert await query(gateway, queue, api.TIMESTAMP, stored.seconds * 1000 + stored.nanos // 1_000_000) < len(bodies)
+    assert await query(
+        gateway, queue, api.TIMESTAMP, stored.seconds * 1000 + stored.nanos // 1_000_000
+    ) < len(bodies)
     assert await query(gateway, queue, api.TIMESTAMP, (stored.seconds + 3600) * 1000) == len(bodies)
 
 
@@ -100,13 +132,20 @@ async def test_a_groups_offset_is_kept_and_is_its_progress(gateway: GatewayStub)
     get = calls.GetOffsetRequest(group=api.Resource(name="G"), message_queue=queue)
     assert (await ask(gateway, "GetOffset", get)).status.code == api.OFFSET_NOT_FOUND
     for offset in (2, len(bodies), 1):
-        update = calls.UpdateOffsetRequest(group=api.Resource(name="G"), message_queue=queue, offset=offset)
+        update = calls.UpdateOffsetRequest(
+            group=api.Resource(name="G"), message_queue=queue, offset=offset
+        )
         assert (await ask(gateway, "UpdateOffset", update)).status.code == api.OK
         answer = await ask(gateway, "GetOffset", get)
         assert (answer.status.code, answer.offset) == (api.OK, offset)
-    progress = {each.broker_group: each.settled_before for each in await gateway.mq.metadata.describe_groups("orders", "G")}
+    progress = {
+        each.broker_group: each.settled_before
+        for each in await gateway.mq.metadata.describe_groups("orders", "G")
+    }
     assert progress[queue.broker.name] == 1
-    beyond = calls.UpdateOffsetRequest(group=api.Resource(name="G"), message_queue=queue, offset=len(bodies) + 1)
+    beyond = calls.UpdateOffsetRequest(
+        group=api.Resource(name="G"), message_queue=queue, offset=len(bodies) + 1
+    )
     assert (await ask(gateway, "UpdateOffset", beyond)).status.code == api.ILLEGAL_OFFSET
 
 
@@ -129,7 +168,9 @@ async def test_what_cannot_be_pulled_is_refused(gateway: GatewayStub) -> None:
     assert (await pull(gateway, queue, 0, most=0))[0] == api.BAD_REQUEST
     elsewhere = api.MessageQueue(topic=queue.topic, broker=api.Broker(name="elsewhere"))
     assert (await pull(gateway, elsewhere, 0))[0] == api.BAD_REQUEST
-    assert (await pull(gateway, api.MessageQueue(topic=api.Resource(name="nothing")), 0))[0] == api.TOPIC_NOT_FOUND
+    assert (await pull(gateway, api.MessageQueue(topic=api.Resource(name="nothing")), 0))[
+        0
+    ] == api.TOPIC_NOT_FOUND
     await gateway.send(message("inorder", kind=api.FIFO, group="k"))
     (inorder,) = (await gateway.route("inorder")).message_queues
     assert (await pull(gateway, inorder, 0))[0] == api.UNSUPPORTED

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.gateway.filters import DEPTH_MAX, EXPRESSION_CHARS_MAX, all_of, any_of, condition_of, negated
+from qmq.gateway.filters import (
+    DEPTH_MAX,
+    EXPRESSION_CHARS_MAX,
+    all_of,
+    any_of,
+    condition_of,
+    negated,
+)
 from qmq.gateway.status import Refused
 
 ORDER = {
@@ -66,7 +73,19 @@ def test_a_condition_holds_as_sql_says(text: str, expected: bool | None) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["", "price", "price >", "price > 1 AND", "(price > 1", "a = 'b", "a LIKE 'b'", "a IN ()", "a BETWEEN 1", "a = b = c", "1; DROP"],
+    [
+        "",
+        "price",
+        "price >",
+        "price > 1 AND",
+        "(price > 1",
+        "a = 'b",
+        "a LIKE 'b'",
+        "a IN ()",
+        "a BETWEEN 1",
+        "a = b = c",
+        "1; DROP",
+    ],
 )
 def test_an_invalid_condition_is_refused(text: str) -> None:
     with pytest.raises(Refused):

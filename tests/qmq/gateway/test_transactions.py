@@ -39,25 +39,44 @@ async def gateway() -> AsyncIterator[GatewayStub]:
 
 async def half(gateway: GatewayStub, topic: str, body: bytes = b"half") -> str:
     """A half message is sent; its transaction."""
-    answer = await gateway.send(message(topic, body, kind=api.TRANSACTION, tag="t", keys=["k"], colour="blue"))
+    answer = await gateway.send(
+        message(topic, body, kind=api.TRANSACTION, tag="t", keys=["k"], colour="blue")
+    )
     assert answer.status.code == api.OK
     return str(answer.entries[0].transaction_id)
 
 
-async def end(gateway: GatewayStub, topic: str, transaction: str, resolution: api.TransactionResolution.ValueType) -> int:
-    request = calls.EndTransactionRequest(topic=api.Resource(name=topic), transaction_id=transaction, resolution=resolution)
+async def end(
+    gateway: GatewayStub,
+    topic: str,
+    transaction: str,
+    resolution: api.TransactionResolution.ValueType,
+) -> int:
+    request = calls.EndTransactionRequest(
+        topic=api.Resource(name=topic), transaction_id=transaction, resolution=resolution
+    )
     answer = await gateway.stub.EndTransaction(request, metadata=gateway.headers)
     return int(answer.status.code)
 
 
-async def test_a_committed_message_comes_once_and_one_that_is_rolled_back_never(gateway: GatewayStub) -> None:
-    committed, rolled_back = await half(gateway, "orders", b"commit"), await half(gateway, "orders", b"rollback")
+async def test_a_committed_message_comes_once_and_one_that_is_rolled_back_never(
+    gateway: GatewayStub,
+) -> None:
+    committed, rolled_back = (
+        await half(gateway, "orders", b"commit"),
+        await half(gateway, "orders", b"rollback"),
+    )
     assert not await gateway.receive("orders", wait_s=0.1)
     assert await end(gateway, "orders", rolled_back, api.ROLLBACK) == api.OK
     assert await end(gateway, "orders", committed, api.COMMIT) == api.OK
     [got] = await gateway.receive("orders")
     system = got.system_properties
-    assert (got.body, system.message_type, system.tag, list(system.keys)) == (b"commit", api.TRANSACTION, "t", ["k"])
+    assert (got.body, system.message_type, system.tag, list(system.keys)) == (
+        b"commit",
+        api.TRANSACTION,
+        "t",
+        ["k"],
+    )
     await gateway.ack(got)
     assert await end(gateway, "orders", committed, api.COMMIT) == api.OK
     assert not await gateway.receive("orders", wait_s=0.1)
@@ -75,7 +94,10 @@ class WrongClock(SystemClock):
 
 @pytest.mark.parametrize("hours", [24, -11])
 async def test_a_gateways_wrong_clock_delays_no_committed_message(hours: int) -> None:
-    async with TestCluster() as cluster, gateway_on(cluster, CONFIG, clock=WrongClock(hours)) as gateway:
+    async with (
+        TestCluster() as cluster,
+        gateway_on(cluster, CONFIG, clock=WrongClock(hours)) as gateway,
+    ):
         committed = await half(gateway, "orders", b"commit")
         assert await end(gateway, "orders", committed, api.COMMIT) == api.OK
         [got] = await gateway.receive("orders")
@@ -83,7 +105,10 @@ async def test_a_gateways_wrong_clock_delays_no_committed_message(hours: int) ->
 
 
 async def test_a_half_message_whose_limit_has_passed_is_refused_and_not_rolled_back() -> None:
-    async with TestCluster() as cluster, gateway_on(cluster, CONFIG, clock=WrongClock(-13)) as gateway:
+    async with (
+        TestCluster() as cluster,
+        gateway_on(cluster, CONFIG, clock=WrongClock(-13)) as gateway,
+    ):
         answer = await gateway.send(message("orders", b"half", kind=api.TRANSACTION))
         assert answer.status.code != api.OK
         assert "check the clock" in answer.status.message
@@ -93,12 +118,18 @@ def test_no_step_of_a_gateways_clock_ends_the_checks_or_hurries_them() -> None:
     plan = CheckPlan(TransactionTiming(first_check_ms=6_000, pauses_ms=(10_000,)))
     created_ms, day_ms = 1_800_000_000_000, 86_400_000
     times = time_of(created_ms + day_ms), time_of(created_ms)
-    found = DelayedMessage("t", "orders", MessageId(1, 1, 0), *times, None, (), {}, None, 0, "half", "", "", "d1")
+    found = DelayedMessage(
+        "t", "orders", MessageId(1, 1, 0), *times, None, (), {}, None, 0, "half", "", "", "d1"
+    )
     now_ms = 500_000
-    assert not plan.is_time(found, created_ms - day_ms, now_ms), "it is new, and the clock is behind"
+    assert not plan.is_time(found, created_ms - day_ms, now_ms), (
+        "it is new, and the clock is behind"
+    )
     assert plan.is_time(found, created_ms - day_ms, now_ms + 6_000)
     plan.asked(found, now_ms + 6_000)
-    assert not plan.is_time(found, created_ms + day_ms, now_ms + 15_000), "the clock was set forward"
+    assert not plan.is_time(found, created_ms + day_ms, now_ms + 15_000), (
+        "the clock was set forward"
+    )
     assert plan.is_time(found, created_ms - day_ms, now_ms + 16_000), "the clock was set back"
 
 
@@ -114,8 +145,13 @@ async def test_a_transaction_of_another_topic_or_none_is_refused(gateway: Gatewa
     transaction = await half(gateway, "orders")
     assert await end(gateway, "other", transaction, api.COMMIT) == api.INVALID_TRANSACTION_ID
     assert await end(gateway, "orders", "nonsense", api.COMMIT) == api.INVALID_TRANSACTION_ID
-    assert await end(gateway, "orders", transaction, api.TRANSACTION_RESOLUTION_UNSPECIFIED) == api.BAD_REQUEST
-    receipt = await gateway.send(message("orders", kind=api.DELAY, due_ms=int(time.time() * 1000) + 3_600_000))
+    assert (
+        await end(gateway, "orders", transaction, api.TRANSACTION_RESOLUTION_UNSPECIFIED)
+        == api.BAD_REQUEST
+    )
+    receipt = await gateway.send(
+        message("orders", kind=api.DELAY, due_ms=int(time.time() * 1000) + 3_600_000)
+    )
     assert receipt.entries[0].transaction_id == ""
 
 
@@ -123,7 +159,11 @@ async def test_a_producer_is_asked_about_a_transaction_that_it_forgot(gateway: G
     transaction = await half(gateway, "orders", b"forgotten")
     stream = gateway.stub.Telemetry(metadata=gateway.headers)
     publishing = api.Publishing(topics=[api.Resource(name="orders")])
-    await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+    await stream.write(
+        calls.TelemetryCommand(
+            settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
+        )
+    )
     asked = []
     while len(asked) < 2:
         command = await stream.read()
@@ -131,7 +171,11 @@ async def test_a_producer_is_asked_about_a_transaction_that_it_forgot(gateway: G
             asked.append(command.recover_orphaned_transaction_command)
     assert {each.transaction_id for each in asked} == {transaction}
     found = asked[0].message
-    assert (found.topic.name, found.body, dict(found.user_properties)) == ("orders", b"forgotten", {"colour": "blue"})
+    assert (found.topic.name, found.body, dict(found.user_properties)) == (
+        "orders",
+        b"forgotten",
+        {"colour": "blue"},
+    )
     assert await end(gateway, "orders", asked[0].transaction_id, api.COMMIT) == api.OK
     [got] = await gateway.receive("orders")
     assert got.body == b"forgotten"
@@ -149,7 +193,9 @@ async def test_an_undecided_transaction_is_rolled_back_without_any_gateway() -> 
         while (await mq.delayed.show(transaction)).state == "half":
             await cluster.clock.advance(seconds=3)
         async with gateway_on(cluster, GatewayConfig(port=0)) as gateway:
-            assert await end(gateway, "orders", transaction, api.COMMIT) == api.INVALID_TRANSACTION_ID
+            assert (
+                await end(gateway, "orders", transaction, api.COMMIT) == api.INVALID_TRANSACTION_ID
+            )
             assert await end(gateway, "orders", transaction, api.ROLLBACK) == api.OK
             assert not await gateway.receive("orders", wait_s=0.1)
 
@@ -161,7 +207,11 @@ async def test_a_producer_that_never_knows_is_asked_so_often_and_no_more() -> No
         transaction = await half(gateway, "orders")
         stream = gateway.stub.Telemetry(metadata=gateway.headers)
         publishing = api.Publishing(topics=[api.Resource(name="orders")])
-        await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+        await stream.write(
+            calls.TelemetryCommand(
+                settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
+            )
+        )
         asked = 0
         while asked < 3:
             asked += (await stream.read()).HasField("recover_orphaned_transaction_command")
@@ -179,8 +229,14 @@ async def test_another_gateway_decides_and_asks_when_the_first_one_is_gone() -> 
             assert await end(two, "orders", first, api.COMMIT) == api.OK
             stream = two.stub.Telemetry(metadata=two.headers)
             publishing = api.Publishing(topics=[api.Resource(name="orders")])
-            await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
-            while not (command := await stream.read()).HasField("recover_orphaned_transaction_command"):
+            await stream.write(
+                calls.TelemetryCommand(
+                    settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
+                )
+            )
+            while not (command := await stream.read()).HasField(
+                "recover_orphaned_transaction_command"
+            ):
                 pass
             assert command.recover_orphaned_transaction_command.transaction_id == second
             assert [each.body for each in await two.receive("orders")] == [b"1"]
@@ -191,7 +247,11 @@ async def asking(gateway: GatewayStub) -> AsyncGenerator[str, None]:
     """The transactions that a producer of `orders` is asked about, in order."""
     stream = gateway.stub.Telemetry(metadata=gateway.headers)
     publishing = api.Publishing(topics=[api.Resource(name="orders")])
-    await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+    await stream.write(
+        calls.TelemetryCommand(
+            settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
+        )
+    )
     try:
         while True:
             command = await stream.read()
@@ -238,20 +298,31 @@ async def producing(gateway: GatewayStub, topic: str) -> Any:
     """The stream of a producer of the topic. It has read the gateway's settings, and nothing more."""
     stream = gateway.stub.Telemetry(metadata=gateway.headers)
     publishing = api.Publishing(topics=[api.Resource(name=topic)])
-    await stream.write(calls.TelemetryCommand(settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)))
+    await stream.write(
+        calls.TelemetryCommand(
+            settings=api.Settings(client_type=api.PRODUCER, publishing=publishing)
+        )
+    )
     assert (await stream.read()).HasField("settings")
     return stream
 
 
-async def test_questions_that_a_producer_does_not_read_are_no_checks_and_its_stream_is_cut() -> None:
+async def test_questions_that_a_producer_does_not_read_are_no_checks_and_its_stream_is_cut() -> (
+    None
+):
     timing = TransactionTiming(first_check_ms=0, pauses_ms=(1,), checks_max=50, look_ms=10)
-    async with TestCluster() as cluster, gateway_on(cluster, GatewayConfig(port=0, transactions=timing)) as gateway:
+    async with (
+        TestCluster() as cluster,
+        gateway_on(cluster, GatewayConfig(port=0, transactions=timing)) as gateway,
+    ):
         transactions = [await half(gateway, "orders", bytes(1 << 20)) for _ in range(16)]
         stream = await producing(gateway, "orders")
         await eventually(lambda: not gateway.gateway.parts.sessions.published)
         while await stream.read() is not grpc.aio.EOF:
             pass
-        assert [await end(gateway, "orders", each, api.COMMIT) for each in transactions] == [api.OK] * len(transactions)
+        assert [await end(gateway, "orders", each, api.COMMIT) for each in transactions] == [
+            api.OK
+        ] * len(transactions)
 
 
 class StuckDelayed:
@@ -280,7 +351,9 @@ async def test_an_identity_whose_look_does_not_end_delays_no_others_questions() 
         def connect(token: str) -> Any:
             return StuckClient(cluster.client()) if token == "stuck" else cluster.client()
 
-        async with gateway_on(cluster, CONFIG, credentials=GatewayCredentials(keys), connect=connect) as gateway:
+        async with gateway_on(
+            cluster, CONFIG, credentials=GatewayCredentials(keys), connect=connect
+        ) as gateway:
             stuck = replace(gateway, signed=signed("stuck", "secret of stuck"))
             shop = replace(gateway, signed=signed("shop", "secret of shop"))
             other = await producing(stuck, "orders")

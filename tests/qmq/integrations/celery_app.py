@@ -10,7 +10,9 @@ from celery import Celery
 
 import qmq.integrations.kombu
 
-app = Celery("celery_app", broker=os.environ["QMQ_TEST_BROKER"], backend=os.environ["QMQ_TEST_RESULTS"])
+app = Celery(
+    "celery_app", broker=os.environ["QMQ_TEST_BROKER"], backend=os.environ["QMQ_TEST_RESULTS"]
+)
 app.conf.update(
     task_default_queue=os.environ["QMQ_TEST_QUEUE"],
     task_acks_late=True,

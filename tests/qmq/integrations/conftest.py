@@ -53,7 +53,9 @@ def memory() -> Any:
 @pytest.fixture(scope="package")
 def project(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The Django project, migrated, in this process; its database: SQLite, unless `QMQ_TEST_DATABASE` names another (tests/sql)."""
-    database = os.environ.get("QMQ_TEST_DATABASE") or str(tmp_path_factory.mktemp("django") / "shop.sqlite")
+    database = os.environ.get("QMQ_TEST_DATABASE") or str(
+        tmp_path_factory.mktemp("django") / "shop.sqlite"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parent))
         patch.setenv("QMQ_TEST_DATABASE", database)

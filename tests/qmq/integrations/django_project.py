@@ -60,8 +60,16 @@ def configure() -> None:
                 },
             }
         ],
-        TASKS={"default": {"BACKEND": "qmq.integrations.django.task_backend.TaskBackend", "QUEUES": ["default", "queue-1"]}},
-        QMQ={"SERVER": os.environ.get("QMQ_SERVER", "127.0.0.1:1"), "OPTIONS": {"state_dir": False}},
+        TASKS={
+            "default": {
+                "BACKEND": "qmq.integrations.django.task_backend.TaskBackend",
+                "QUEUES": ["default", "queue-1"],
+            }
+        },
+        QMQ={
+            "SERVER": os.environ.get("QMQ_SERVER", "127.0.0.1:1"),
+            "OPTIONS": {"state_dir": False},
+        },
     )
 
 

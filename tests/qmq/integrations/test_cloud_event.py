@@ -13,13 +13,19 @@ from qmq.errors import InvalidArgument
 from qmq.integrations import cloud_event
 from qmq.integrations.cloud_event import Event
 
-NAMES = st.from_regex(r"[a-z0-9]{1,20}", fullmatch=True).filter(lambda name: name not in ("data", "datacontenttype"))
-TEXTS = st.text(st.characters(min_codepoint=0x20, blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+NAMES = st.from_regex(r"[a-z0-9]{1,20}", fullmatch=True).filter(
+    lambda name: name not in ("data", "datacontenttype")
+)
+TEXTS = st.text(
+    st.characters(min_codepoint=0x20, blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20
+)
 REQUIRED = {"id": "1", "source": "/shop", "type": "order.new", "specversion": "1.0"}
 
 
 @given(st.dictionaries(NAMES, TEXTS, max_size=4), st.binary(max_size=50))
-def test_an_event_comes_back_from_the_headers_of_a_message(extensions: dict[str, str], data: bytes) -> None:
+def test_an_event_comes_back_from_the_headers_of_a_message(
+    extensions: dict[str, str], data: bytes
+) -> None:
     event = Event({**extensions, **REQUIRED}, data)
     headers = event.headers()
     assert all(value.isascii() and value.isprintable() for value in headers.values())
@@ -33,12 +39,24 @@ def test_an_event_comes_back_from_structured_mode(extensions: dict[str, str], da
 
 
 @given(
-    st.dictionaries(st.sampled_from(["id", "source", "x", "datacontenttype"]) | st.text(max_size=5), st.text(max_size=9), max_size=4),
-    st.binary() | st.sampled_from([b"1e999", b'"\\ud800"', b"[" * 5_000, b"[" * 900 + b"]" * 900, b"NaN", b"1" * 5_000]),
+    st.dictionaries(
+        st.sampled_from(["id", "source", "x", "datacontenttype"]) | st.text(max_size=5),
+        st.text(max_size=9),
+        max_size=4,
+    ),
+    st.binary()
+    | st.sampled_from(
+        [b"1e999", b'"\\ud800"', b"[" * 5_000, b"[" * 900 + b"]" * 900, b"NaN", b"1" * 5_000]
+    ),
     st.sampled_from(["application/json", "text/plain", "x/y+json", ""]),
 )
-def test_any_message_is_an_event_that_can_be_written_or_none(headers: dict[str, str], data: bytes, media: str) -> None:
-    given_headers = {**{f"ce-{name}": value for name, value in {**REQUIRED, **headers}.items()}, "content-type": media}
+def test_any_message_is_an_event_that_can_be_written_or_none(
+    headers: dict[str, str], data: bytes, media: str
+) -> None:
+    given_headers = {
+        **{f"ce-{name}": value for name, value in {**REQUIRED, **headers}.items()},
+        "content-type": media,
+    }
     try:
         event = cloud_event.of_headers(given_headers, data)
     except InvalidArgument:
@@ -80,16 +98,28 @@ def test_data_of_structured_mode_is_the_body(given: dict[str, Any], data: bytes)
 
 def test_the_official_sdk_reads_what_we_write_and_the_other_way_round() -> None:
     pytest.importorskip("cloudevents", reason="needs the SDK: pip install cloudevents")
-    from cloudevents.core.bindings.http import HTTPMessage, from_http_event, to_binary_event, to_structured_event
+    from cloudevents.core.bindings.http import (
+        HTTPMessage,
+        from_http_event,
+        to_binary_event,
+        to_structured_event,
+    )
     from cloudevents.core.formats.json import JSONFormat
     from cloudevents.core.v1.event import CloudEvent
 
     theirs = CloudEvent(
-        attributes={**REQUIRED, "source": "/käse", "datacontenttype": "application/json", "partitionkey": "k"},
+        attributes={
+            **REQUIRED,
+            "source": "/käse",
+            "datacontenttype": "application/json",
+            "partitionkey": "k",
+        },
         data={"n": 1},
     )
     binary = to_binary_event(theirs, JSONFormat())
-    ours = cloud_event.of_headers({name.lower(): value for name, value in binary.headers.items()}, bytes(binary.body))
+    ours = cloud_event.of_headers(
+        {name.lower(): value for name, value in binary.headers.items()}, bytes(binary.body)
+    )
     assert (ours.attributes["source"], ours.key, json.loads(ours.data)) == ("/käse", "k", {"n": 1})
     structured = to_structured_event(theirs, JSONFormat())
     assert cloud_event.of_structured(json.loads(structured.body)).attributes == ours.attributes

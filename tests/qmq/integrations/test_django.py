@@ -16,7 +16,10 @@ django = pytest.importorskip("django", reason="needs Django: pip install 'qmq[dj
 
 HERE = Path(__file__).parent
 SOON_S = 30
-pytestmark = [pytest.mark.xdist_group("django"), pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.xdist_group("django"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+]
 
 
 @pytest.fixture
@@ -58,7 +61,9 @@ def test_a_message_commits_with_the_transaction(project: str, subject: str) -> N
     assert not rows().filter(subject=subject).exists()
 
 
-def test_a_message_is_rolled_back_with_the_transaction_or_the_savepoint(project: str, subject: str) -> None:
+def test_a_message_is_rolled_back_with_the_transaction_or_the_savepoint(
+    project: str, subject: str
+) -> None:
     from django.db import transaction
 
     from qmq.integrations.django import send
@@ -117,7 +122,9 @@ def test_the_command_runs_listeners_with_the_projects_database(project: str, sub
         assert process.wait(SOON_S) == 0
 
 
-def test_the_admin_shows_the_outbox_and_sends_again_what_was_set_aside(project: str, subject: str) -> None:
+def test_the_admin_shows_the_outbox_and_sends_again_what_was_set_aside(
+    project: str, subject: str
+) -> None:
     from django.contrib.auth.models import User
     from django.test import Client
     from django.test.utils import override_settings
@@ -135,7 +142,9 @@ def test_the_admin_shows_the_outbox_and_sends_again_what_was_set_aside(project: 
         page = browser.get("/admin/qmq/outboxentry/").content.decode()
         assert "the-key" in page
         assert "the-reason" in page
-        assert "the-body" in browser.get(f"/admin/qmq/outboxentry/{row.id}/change/").content.decode()
+        assert (
+            "the-body" in browser.get(f"/admin/qmq/outboxentry/{row.id}/change/").content.decode()
+        )
         assert browser.get("/admin/qmq/outboxentry/add/").status_code == 403
         browser.post("/admin/qmq/outboxentry/", {"action": "retry", "_selected_action": [row.id]})
         assert rows().get(id=row.id).state == WAITING

@@ -24,7 +24,10 @@ django = pytest.importorskip("django", reason="needs Django: pip install 'qmq[dj
 
 HERE = Path(__file__).parent
 SOON_S = 30
-pytestmark = [pytest.mark.xdist_group("django"), pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.xdist_group("django"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,9 @@ def worker(backend: Any, address: str) -> Iterator[None]:
     from qmq.integrations.django.task_worker import handle
 
     with qmq.blocking.connect(address, state_dir=False) as mq:
-        mq.listen(backend.subject("default"), with_connections(handle), backend.group, concurrency=2)
+        mq.listen(
+            backend.subject("default"), with_connections(handle), backend.group, concurrency=2
+        )
         thread = threading.Thread(target=mq.run)
         thread.start()
         yield
@@ -75,7 +80,12 @@ def records() -> Any:
 def test_a_task_waits_until_a_worker_has_run_it(tasks: Any, worker: None, name: str) -> None:
     task = getattr(tasks, name)
     result = task.enqueue(1, two=3)
-    assert (result.status, result.started_at, result.finished_at, result.attempts) == ("READY", None, None, 0)
+    assert (result.status, result.started_at, result.finished_at, result.attempts) == (
+        "READY",
+        None,
+        None,
+        0,
+    )
     with pytest.raises(ValueError, match="has not finished yet"):
         _ = result.return_value
     assert (result.task, result.args, result.kwargs) == (task, [1], {"two": 3})
@@ -86,7 +96,9 @@ def test_a_task_waits_until_a_worker_has_run_it(tasks: Any, worker: None, name: 
     assert result.attempts == 1
 
 
-def test_a_coroutine_enqueues_a_task_and_gets_its_result(tasks: Any, worker: None, backend: Any) -> None:
+def test_a_coroutine_enqueues_a_task_and_gets_its_result(
+    tasks: Any, worker: None, backend: Any
+) -> None:
     async def enqueue_and_wait() -> Any:
         result = await tasks.meaning_of_life.aenqueue()
         async with asyncio.timeout(SOON_S):
@@ -98,8 +110,12 @@ def test_a_coroutine_enqueues_a_task_and_gets_its_result(tasks: Any, worker: Non
     assert asyncio.run(enqueue_and_wait()) == 42
 
 
-@pytest.mark.parametrize(("name", "error"), [("value_error", ValueError), ("system_exit", SystemExit)])
-def test_a_task_that_raises_has_failed_with_its_traceback(tasks: Any, worker: None, name: str, error: type, caplog: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "error"), [("value_error", ValueError), ("system_exit", SystemExit)]
+)
+def test_a_task_that_raises_has_failed_with_its_traceback(
+    tasks: Any, worker: None, name: str, error: type, caplog: Any
+) -> None:
     result = finished(getattr(tasks, name).enqueue())
     assert result.status == "FAILED"
     with pytest.raises(ValueError, match="Task failed"):
@@ -169,11 +185,16 @@ def test_signals_tell_of_a_task_that_is_enqueued_begins_and_ends(tasks: Any, wor
             each.disconnect(receive)
     # The worker may begin before `enqueue` has told its own receivers.
     assert (result.id, "READY") in told
-    assert [each for each in told if each[1] != "READY"] == [(result.id, "RUNNING"), (result.id, "SUCCESSFUL")]
+    assert [each for each in told if each[1] != "READY"] == [
+        (result.id, "RUNNING"),
+        (result.id, "SUCCESSFUL"),
+    ]
 
 
 @pytest.mark.parametrize("has_outbox", [True, False])
-def test_a_task_is_rolled_back_with_the_transaction(tasks: Any, worker: None, has_outbox: bool) -> None:
+def test_a_task_is_rolled_back_with_the_transaction(
+    tasks: Any, worker: None, has_outbox: bool
+) -> None:
     from django.conf import settings
     from django.db import transaction
     from django.test import override_settings
@@ -188,7 +209,9 @@ def test_a_task_is_rolled_back_with_the_transaction(tasks: Any, worker: None, ha
     assert not records().filter(id=lost.id).exists()
 
 
-def test_a_task_that_runs_after_a_time_is_a_delayed_message(tasks: Any, worker: None, backend: Any) -> None:
+def test_a_task_that_runs_after_a_time_is_a_delayed_message(
+    tasks: Any, worker: None, backend: Any
+) -> None:
     from django.utils import timezone
 
     from qmq.integrations.django import client
@@ -199,7 +222,9 @@ def test_a_task_that_runs_after_a_time_is_a_delayed_message(tasks: Any, worker: 
     finished(soon)
     assert soon.started_at >= now + timedelta(seconds=1)
     waiting = [each.due for each in client().delayed.list(backend.subject("default"))]
-    assert [abs(each - much_later.task.run_after) < timedelta(seconds=1) for each in waiting] == [True]
+    assert [abs(each - much_later.task.run_after) < timedelta(seconds=1) for each in waiting] == [
+        True
+    ]
 
 
 def test_a_finished_task_does_not_run_again_and_a_broken_one_does(tasks: Any, backend: Any) -> None:
@@ -229,9 +254,17 @@ def test_a_path_that_names_no_task_is_not_run(project: str, backend: Any) -> Non
     from django.core.exceptions import SuspiciousOperation
     from django.utils import timezone
 
-    for path, error in (("django_shop.tasks.not_a_task", SuspiciousOperation), ("missing.function", ImportError)):
+    for path, error in (
+        ("django_shop.tasks.not_a_task", SuspiciousOperation),
+        ("missing.function", ImportError),
+    ):
         row = records().create(
-            id=uuid4().hex, task_path=path, queue_name="default", backend="default", status="READY", enqueued_at=timezone.now()
+            id=uuid4().hex,
+            task_path=path,
+            queue_name="default",
+            backend="default",
+            status="READY",
+            enqueued_at=timezone.now(),
         )
         with pytest.raises(error):
             backend.get_result(row.id)
@@ -252,7 +285,9 @@ def test_the_check_tells_of_an_option_that_does_not_exist(backend: Any) -> None:
 def test_the_command_runs_the_tasks_of_a_queue(project: str, tasks: Any) -> None:
     result = tasks.meaning_of_life.using(queue_name="queue-1").enqueue()
     command = [sys.executable, str(HERE / "django_project.py"), "qmq_tasks", "--queue", "queue-1"]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HERE)}, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(HERE)}, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "tasks of queue-1 run\n"
         assert finished(result).return_value == 42

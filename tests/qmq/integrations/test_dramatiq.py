@@ -28,7 +28,9 @@ def broker(address: str) -> Iterator[DramatiqBroker]:
     """A broker with its own queues and group, and Dramatiq's middleware except Prometheus."""
     name = uuid4().hex[:8]
     kinds = [each for each in default_middleware if each.__name__ != "Prometheus"]
-    made = DramatiqBroker(address, group=name, prefix=f"{name}.", middleware=[each() for each in kinds])
+    made = DramatiqBroker(
+        address, group=name, prefix=f"{name}.", middleware=[each() for each in kinds]
+    )
     yield made
     made.close()
 
@@ -52,7 +54,10 @@ def join(broker: DramatiqBroker, timeout: int = SOON_MS) -> None:
 
 
 def dead(address: str, broker: DramatiqBroker) -> list[Any]:
-    with qmq.blocking.connect(address) as mq, mq.consumer(f"%dlq%{broker.group}", "judge", ack="explicit") as consumer:
+    with (
+        qmq.blocking.connect(address) as mq,
+        mq.consumer(f"%dlq%{broker.group}", "judge", ack="explicit") as consumer,
+    ):
         return list(consumer.pull(10))
 
 
@@ -81,7 +86,9 @@ def test_actors_retry_until_they_succeed(broker: DramatiqBroker) -> None:
     assert len(attempts) == 4
 
 
-def test_a_worker_that_stops_finishes_its_task_and_leaves_the_rest_to_others(broker: DramatiqBroker, address: str) -> None:
+def test_a_worker_that_stops_finishes_its_task_and_leaves_the_rest_to_others(
+    broker: DramatiqBroker, address: str
+) -> None:
     runs: list[int] = []
     begun, may_end = threading.Event(), threading.Event()
 
@@ -103,7 +110,9 @@ def test_a_worker_that_stops_finishes_its_task_and_leaves_the_rest_to_others(bro
                 found: list[Any] = []
                 while len(found) < 2:
                     found += other.pull(10, timedelta(milliseconds=100))
-                assert sorted((dramatiq.Message.decode(each.body).args, each.attempt) for each in found) == [((1,), 1), ((2,), 1)]
+                assert sorted(
+                    (dramatiq.Message.decode(each.body).args, each.attempt) for each in found
+                ) == [((1,), 1), ((2,), 1)]
                 task.send(3)
                 assert [dramatiq.Message.decode(each.body).args for each in other.pull(1)] == [(3,)]
         finally:
@@ -152,7 +161,9 @@ def test_messages_can_be_dead_lettered(broker: DramatiqBroker, address: str) -> 
     assert dramatiq.Message.decode(letter.body).message_id == sent.message_id
 
 
-def test_messages_belonging_to_missing_actors_are_dead_lettered(broker: DramatiqBroker, address: str) -> None:
+def test_messages_belonging_to_missing_actors_are_dead_lettered(
+    broker: DramatiqBroker, address: str
+) -> None:
     broker.declare_queue("default")
     sent = broker.enqueue(dramatiq.Message("default", "nobody", (), {}, {}))
     with working(broker):
@@ -161,10 +172,18 @@ def test_messages_belonging_to_missing_actors_are_dead_lettered(broker: Dramatiq
     assert dramatiq.Message.decode(letter.body).message_id == sent.message_id
 
 
-def test_messages_that_cannot_be_decoded_are_dead_lettered(broker: DramatiqBroker, address: str) -> None:
+def test_messages_that_cannot_be_decoded_are_dead_lettered(
+    broker: DramatiqBroker, address: str
+) -> None:
     results: list[int] = []
     append = actor(broker, results.append)
-    odd = [b"no JSON", b"[]", b"5", b"[" * 3_000, append.message(1).encode().replace(b'"default"', b"[]")]
+    odd = [
+        b"no JSON",
+        b"[]",
+        b"5",
+        b"[" * 3_000,
+        append.message(1).encode().replace(b'"default"', b"[]"),
+    ]
     with qmq.blocking.connect(address) as mq:
         for each in odd:
             mq.send(broker.subject("default"), each)
@@ -175,7 +194,9 @@ def test_messages_that_cannot_be_decoded_are_dead_lettered(broker: DramatiqBroke
     assert sorted(each.body for each in dead(address, broker)) == sorted(odd)
 
 
-def test_messages_that_would_end_the_threads_of_a_worker_are_dead_lettered(broker: DramatiqBroker, address: str) -> None:
+def test_messages_that_would_end_the_threads_of_a_worker_are_dead_lettered(
+    broker: DramatiqBroker, address: str
+) -> None:
     """A thread looks for the consumer of the message's queue, and compares a task's error with `throws`, where nothing catches an error."""
 
     def work() -> None:

@@ -58,7 +58,9 @@ async def calling(app: Any) -> AsyncIterator[httpx.AsyncClient]:
             yield http
 
 
-async def test_a_path_function_sends_and_a_listener_beside_it_receives(cluster: TestCluster) -> None:
+async def test_a_path_function_sends_and_a_listener_beside_it_receives(
+    cluster: TestCluster,
+) -> None:
     messaging, heard = QmqLifespan(), asyncio.Queue[dict[str, int]]()
     app, client = fastapi.FastAPI(lifespan=messaging), fastapi.Depends(messaging.client)
 
@@ -104,10 +106,14 @@ def shop(messaging: QmqLifespan, engine: AsyncEngine) -> Any:
 
 async def orders_in(engine: AsyncEngine) -> list[int]:
     async with engine.connect() as connection:
-        return [row[0] for row in await connection.execute(text("SELECT id FROM orders ORDER BY id"))]
+        return [
+            row[0] for row in await connection.execute(text("SELECT id FROM orders ORDER BY id"))
+        ]
 
 
-async def test_the_outbox_commits_before_the_answer_and_rolls_back_with_an_error(cluster: TestCluster, engine: AsyncEngine) -> None:
+async def test_the_outbox_commits_before_the_answer_and_rolls_back_with_an_error(
+    cluster: TestCluster, engine: AsyncEngine
+) -> None:
     async with calling(shop(QmqLifespan(), engine)) as http:
         assert (await http.post("/orders/13")).status_code == 409
         assert (await http.post("/orders/7")).status_code == 200
@@ -116,7 +122,9 @@ async def test_the_outbox_commits_before_the_answer_and_rolls_back_with_an_error
             assert (await anext(consumer)).body == b"7"
 
 
-async def test_a_commit_that_fails_is_an_error_for_the_caller(cluster: TestCluster, engine: AsyncEngine) -> None:
+async def test_a_commit_that_fails_is_an_error_for_the_caller(
+    cluster: TestCluster, engine: AsyncEngine
+) -> None:
     async with engine.begin() as connection:
         await connection.execute(text("DROP TABLE qmq_outbox"))
     async with calling(shop(QmqLifespan(), engine)) as http:
@@ -136,7 +144,9 @@ def news(**options: Any) -> fastapi.FastAPI:
     return app
 
 
-async def test_a_browser_sees_messages_from_now_on_and_after_a_gap_those_it_missed(cluster: TestCluster) -> None:
+async def test_a_browser_sees_messages_from_now_on_and_after_a_gap_those_it_missed(
+    cluster: TestCluster,
+) -> None:
     app = news()
     mq = cluster.client()
     await mq.send("news", b"before")
@@ -149,10 +159,16 @@ async def test_a_browser_sees_messages_from_now_on_and_after_a_gap_those_it_miss
         assert (await heard(http, {"last-event-id": last}, 1))[1] == ["after"]
 
 
-async def test_a_browser_continues_at_another_process_with_the_same_key(cluster: TestCluster) -> None:
+async def test_a_browser_continues_at_another_process_with_the_same_key(
+    cluster: TestCluster,
+) -> None:
     mq = cluster.client()
     await mq.send("news", b"before")
-    apps = [news(event_key="a secret of the application"), news(event_key=b"a secret of the application"), news()]
+    apps = [
+        news(event_key="a secret of the application"),
+        news(event_key=b"a secret of the application"),
+        news(),
+    ]
     async with served(apps[0]) as one, served(apps[1]) as two, served(apps[2]) as other:
         first, _ = await heard(one, {}, 0)
         await mq.send("news", b"missed")
@@ -169,7 +185,16 @@ async def test_a_browser_cannot_choose_where_its_stream_begins(cluster: TestClus
         told, _, seal = last.rpartition("~")
         queues = [each.rpartition("/")[0] for each in told.split(",")]
         oldest = ",".join(f"{queue}/0" for queue in queues)
-        for forged in (oldest, f"{oldest}~{seal}", f"{oldest}~", f"{told}~{seal[:-1]}", told, "?", "~", "é"):
+        for forged in (
+            oldest,
+            f"{oldest}~{seal}",
+            f"{oldest}~",
+            f"{told}~{seal[:-1]}",
+            told,
+            "?",
+            "~",
+            "é",
+        ):
             assert await is_reset(http, forged), forged
         assert await is_reset(http, last, "?tag=public")
         assert await is_reset(http, last, "?subject=secrets")
@@ -183,7 +208,9 @@ def test_a_short_key_for_ids_is_refused() -> None:
 
 async def is_reset(http: httpx.AsyncClient, last: str, query: str = "") -> bool:
     """Whether the stream begins now for a browser that sends this id, and says so."""
-    async with http.stream("GET", f"/events{query}", headers={"last-event-id": last.encode()}) as answer:
+    async with http.stream(
+        "GET", f"/events{query}", headers={"last-event-id": last.encode()}
+    ) as answer:
         assert answer.status_code == 200
         async for line in answer.aiter_lines():
             return line == "event: reset"
@@ -201,7 +228,9 @@ async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
         await server.stop()
 
 
-async def heard(http: httpx.AsyncClient, headers: dict[str, str], count: int) -> tuple[str, list[str]]:
+async def heard(
+    http: httpx.AsyncClient, headers: dict[str, str], count: int
+) -> tuple[str, list[str]]:
     """The id of the last event, and the data of this many events."""
     last, seen = "", [list[str]()]
     async with http.stream("GET", "/events", headers=headers) as answer:

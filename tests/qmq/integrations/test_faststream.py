@@ -11,7 +11,9 @@ from pydantic import BaseModel
 
 import qmq
 
-faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
+faststream = pytest.importorskip(
+    "faststream", reason="needs FastStream: pip install 'qmq[faststream]'"
+)
 
 from faststream import AckPolicy, Context, Depends, FastStream  # noqa: E402
 
@@ -31,7 +33,9 @@ async def running(broker: QmqBroker) -> AsyncIterator[FastStream]:
     task = asyncio.create_task(app.run(sleep_time=0.01))
     try:
         async with asyncio.timeout(60):
-            await asyncio.wait((task, asyncio.create_task(started.wait())), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (task, asyncio.create_task(started.wait())), return_when=asyncio.FIRST_COMPLETED
+            )
         yield app
     finally:
         app.exit()
@@ -54,28 +58,42 @@ async def soon(queue: asyncio.Queue[Any]) -> Any:
         return await queue.get()
 
 
-async def test_a_handler_gets_its_message_parsed_and_its_dependencies(broker: QmqBroker, subject: str) -> None:
+async def test_a_handler_gets_its_message_parsed_and_its_dependencies(
+    broker: QmqBroker, subject: str
+) -> None:
     got: asyncio.Queue[Any] = asyncio.Queue()
 
     def shop() -> str:
         return "shop 7"
 
     @broker.subscriber(subject, group="g")
-    async def bill(order: Order, where: Annotated[str, Depends(shop)], message: Annotated[Any, Context("message")]) -> None:
+    async def bill(
+        order: Order,
+        where: Annotated[str, Depends(shop)],
+        message: Annotated[Any, Context("message")],
+    ) -> None:
         got.put_nowait((order, where, message))
 
     async with running(broker):
-        receipt = await broker.publish(Order(id=7), subject, key="k", headers={"from": "web"}, tags=["eu"])
+        receipt = await broker.publish(
+            Order(id=7), subject, key="k", headers={"from": "web"}, tags=["eu"]
+        )
         order, where, message = await soon(got)
         assert await broker.ping(30)
     assert (order, where) == (Order(id=7), "shop 7")
     assert isinstance(message, QmqMessage)
-    assert (message.message_id, message.headers["from"], message.content_type) == (str(receipt.id), "web", "application/json")
+    assert (message.message_id, message.headers["from"], message.content_type) == (
+        str(receipt.id),
+        "web",
+        "application/json",
+    )
     assert (message.raw_message.key, message.raw_message.tags) == ("k", ("eu",))
     assert not await broker.ping(1)
 
 
-async def test_what_a_handler_returns_goes_to_the_publisher_with_its_key(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+async def test_what_a_handler_returns_goes_to_the_publisher_with_its_key(
+    broker: QmqBroker, subject: str, mq: qmq.Client
+) -> None:
     @broker.subscriber(subject, group="g")
     @broker.publisher(f"{subject}-out", headers={"by": "billing"})
     async def bill(order: Order) -> Any:
@@ -89,19 +107,27 @@ async def test_what_a_handler_returns_goes_to_the_publisher_with_its_key(broker:
     assert (message.headers["by"], message.headers["correlation_id"]) == (b"billing", b"c-1")
 
 
-async def test_a_header_keeps_its_bytes_and_one_without_a_value_is_refused(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+async def test_a_header_keeps_its_bytes_and_one_without_a_value_is_refused(
+    broker: QmqBroker, subject: str, mq: qmq.Client
+) -> None:
     await broker.connect()
     sent: dict[str, Any] = {"raw": b"\xff\x00", "text": "ä", "number": 7}
     await broker.publish(b"", subject, headers=sent)
     (message,) = [each async for each in mq.browse(subject)]
-    assert {name: message.headers[name] for name in sent} == {"raw": b"\xff\x00", "text": "ä".encode(), "number": b"7"}
+    assert {name: message.headers[name] for name in sent} == {
+        "raw": b"\xff\x00",
+        "text": "ä".encode(),
+        "number": b"7",
+    }
     for none in (None, {"a": 1}):
         with pytest.raises(qmq.errors.InvalidArgument, match="'x'"):
             await broker.publish(b"", subject, headers={"x": none})  # type: ignore[dict-item]
     await broker.stop()
 
 
-async def test_an_answer_goes_to_the_subject_that_the_message_names(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+async def test_an_answer_goes_to_the_subject_that_the_message_names(
+    broker: QmqBroker, subject: str, mq: qmq.Client
+) -> None:
     @broker.subscriber(subject, group="g")
     async def double(number: int) -> int:
         return 2 * number
@@ -113,7 +139,9 @@ async def test_an_answer_goes_to_the_subject_that_the_message_names(broker: QmqB
     assert (message.json(), message.headers["correlation_id"]) == (42, b"ask-1")
 
 
-async def test_a_failed_message_comes_again_and_a_rejected_one_is_a_dead_letter(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+async def test_a_failed_message_comes_again_and_a_rejected_one_is_a_dead_letter(
+    broker: QmqBroker, subject: str, mq: qmq.Client
+) -> None:
     attempts: asyncio.Queue[int] = asyncio.Queue()
 
     @broker.subscriber(subject, group=subject)
@@ -133,7 +161,9 @@ async def test_a_failed_message_comes_again_and_a_rejected_one_is_a_dead_letter(
     assert letter.body == b"2"
 
 
-async def test_a_message_that_cannot_be_parsed_is_a_failed_attempt(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
+async def test_a_message_that_cannot_be_parsed_is_a_failed_attempt(
+    broker: QmqBroker, subject: str, mq: qmq.Client
+) -> None:
     @broker.subscriber(subject, group=subject, ack_policy=AckPolicy.REJECT_ON_ERROR)
     async def handle(order: Order) -> None:
         raise AssertionError(order)
@@ -145,8 +175,12 @@ async def test_a_message_that_cannot_be_parsed_is_a_failed_attempt(broker: QmqBr
     assert letter.body == b"no order"
 
 
-async def test_several_workers_handle_an_ordered_subject_each_key_in_order(broker: QmqBroker, subject: str, mq: qmq.Client) -> None:
-    await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=2)
+async def test_several_workers_handle_an_ordered_subject_each_key_in_order(
+    broker: QmqBroker, subject: str, mq: qmq.Client
+) -> None:
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=2
+    )
     done: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
     @broker.subscriber(subject, group="g", max_workers=4)
@@ -167,7 +201,9 @@ async def test_a_subscriber_that_stops_finishes_its_message_and_takes_no_more(
     broker: QmqBroker, subject: str, mq: qmq.Client, is_ordered: bool
 ) -> None:
     if is_ordered:
-        await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=1
+        )
     begun, may_end = asyncio.Event(), asyncio.Event()
     handled: list[int] = []
 
@@ -201,7 +237,9 @@ async def test_a_subscriber_that_stops_finishes_its_message_and_takes_no_more(
 async def test_an_ordered_subscriber_that_stops_gives_back_what_it_did_not_begin(
     broker: QmqBroker, subject: str, mq: qmq.Client, is_batch: bool
 ) -> None:
-    await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=4)
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=4
+    )
     begun, may_end = asyncio.Event(), asyncio.Event()
     handled: list[int] = []
 
@@ -211,9 +249,16 @@ async def test_an_ordered_subscriber_that_stops_gives_back_what_it_did_not_begin
         await may_end.wait()
 
     handle.__annotations__["found"] = list[int] if is_batch else int
-    broker.subscriber(subject, group="g", batch=is_batch, messages_max=2, ack_policy=AckPolicy.ACK)(handle)
+    broker.subscriber(subject, group="g", batch=is_batch, messages_max=2, ack_policy=AckPolicy.ACK)(
+        handle
+    )
     for number in range(40):
-        await mq.send(subject, str(number).encode(), key=f"k{number % 8}", headers={"content-type": "application/json"})
+        await mq.send(
+            subject,
+            str(number).encode(),
+            key=f"k{number % 8}",
+            headers={"content-type": "application/json"},
+        )
     await broker.start()
     async with asyncio.timeout(60):
         await begun.wait()
@@ -250,7 +295,9 @@ async def test_a_router_puts_its_prefix_before_subjects(address: str, subject: s
     assert outgoing.subject == f"{subject}-orders"
 
 
-async def test_a_subscriber_without_a_handler_gives_one_message_when_asked(broker: QmqBroker, subject: str) -> None:
+async def test_a_subscriber_without_a_handler_gives_one_message_when_asked(
+    broker: QmqBroker, subject: str
+) -> None:
     waiting = broker.subscriber(subject, group="g")
     async with running(broker):
         await broker.publish("hello", subject)
@@ -259,7 +306,9 @@ async def test_a_subscriber_without_a_handler_gives_one_message_when_asked(broke
         await message.ack()
 
 
-def test_asyncapi_describes_subjects_handlers_and_publishers(broker: QmqBroker, subject: str) -> None:
+def test_asyncapi_describes_subjects_handlers_and_publishers(
+    broker: QmqBroker, subject: str
+) -> None:
     @broker.subscriber(subject, group="g", description="bills orders")
     @broker.publisher(f"{subject}-out")
     async def bill(order: Order) -> int:
@@ -276,6 +325,8 @@ def test_asyncapi_describes_subjects_handlers_and_publishers(broker: QmqBroker, 
     assert server["protocol"] == "qmq"
 
 
-async def test_before_it_is_connected_the_broker_says_what_to_do(broker: QmqBroker, subject: str) -> None:
+async def test_before_it_is_connected_the_broker_says_what_to_do(
+    broker: QmqBroker, subject: str
+) -> None:
     with pytest.raises(qmq.errors.ClientClosed, match="connect"):
         await broker.publish("x", subject)

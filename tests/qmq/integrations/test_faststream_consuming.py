@@ -8,7 +8,9 @@ from pydantic import BaseModel
 
 import qmq
 
-faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
+faststream = pytest.importorskip(
+    "faststream", reason="needs FastStream: pip install 'qmq[faststream]'"
+)
 
 from faststream import Context, Depends  # noqa: E402
 from faststream.exceptions import SetupError, StopConsume  # noqa: E402
@@ -47,7 +49,9 @@ async def test_one_handler_serves_two_subjects(place: Place, subject: str) -> No
         assert sorted(await seen.next(2)) == ["one", "two"]
 
 
-async def test_two_handlers_get_what_is_sent_to_their_own_subject(place: Place, subject: str) -> None:
+async def test_two_handlers_get_what_is_sent_to_their_own_subject(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     @broker.subscriber(subject, group="g")
@@ -64,7 +68,9 @@ async def test_two_handlers_get_what_is_sent_to_their_own_subject(place: Place, 
         assert sorted(await seen.next(2)) == [("first", "one"), ("second", "two")]
 
 
-async def test_each_group_gets_a_message_and_one_subscriber_of_it(place: Place, subject: str) -> None:
+async def test_each_group_gets_a_message_and_one_subscriber_of_it(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     @broker.subscriber(subject, group="billing")
@@ -79,7 +85,9 @@ async def test_each_group_gets_a_message_and_one_subscriber_of_it(place: Place, 
     assert seen.is_empty
 
 
-async def test_a_subscriber_with_tags_gets_the_messages_that_have_them(place: Place, subject: str) -> None:
+async def test_a_subscriber_with_tags_gets_the_messages_that_have_them(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     @broker.subscriber(subject, group="g", tags_any=["eu", "us"], tags_all=["paid"])
@@ -93,7 +101,9 @@ async def test_a_subscriber_with_tags_gets_the_messages_that_have_them(place: Pl
     assert seen.is_empty
 
 
-async def test_the_first_handler_whose_filter_fits_gets_the_message(place: Place, subject: str) -> None:
+async def test_the_first_handler_whose_filter_fits_gets_the_message(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
     subscriber = broker.subscriber(subject, group="g")
 
@@ -122,7 +132,9 @@ async def test_without_a_serializer_values_come_as_they_are(place: Place, subjec
         return "100"
 
     @broker.subscriber(subject, group="g")
-    async def handle(order: Order, broker: Annotated[Any, Context()], amount: int = Depends(hundred)) -> None:
+    async def handle(
+        order: Order, broker: Annotated[Any, Context()], amount: int = Depends(hundred)
+    ) -> None:
         seen((order, amount, broker))
 
     async with place.started(broker):
@@ -130,7 +142,9 @@ async def test_without_a_serializer_values_come_as_they_are(place: Place, subjec
         assert await seen.next() == [({"id": 1}, "100", broker)]
 
 
-async def test_a_subscriber_may_come_and_go_while_the_broker_runs(place: Place, subject: str) -> None:
+async def test_a_subscriber_may_come_and_go_while_the_broker_runs(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
     async with place.started(broker):
         late = broker.subscriber(subject, group="g")
@@ -184,7 +198,9 @@ async def test_two_brokers_each_handle_their_own(place: Place, subject: str) -> 
         assert sorted(await seen.next(2)) == ["one", "two"]
 
 
-async def test_a_handler_asks_for_message_broker_and_client_by_hints(place: Place, subject: str) -> None:
+async def test_a_handler_asks_for_message_broker_and_client_by_hints(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     @broker.subscriber(subject, group="g")
@@ -207,19 +223,34 @@ async def test_a_handler_asks_for_message_broker_and_client_by_hints(place: Plac
         Annotated[qmq.Client, "doc"],
         Annotated[qmq.Client, "doc"] | None,
     ],
-    ids=["message", "ordered", "faststream-message", "client", "optional", "annotated", "optional-annotated"],
+    ids=[
+        "message",
+        "ordered",
+        "faststream-message",
+        "client",
+        "optional",
+        "annotated",
+        "optional-annotated",
+    ],
 )
-async def test_a_class_that_is_not_in_the_body_is_refused_with_the_hint_to_use(memory: Place, subject: str, hint: Any) -> None:
+async def test_a_class_that_is_not_in_the_body_is_refused_with_the_hint_to_use(
+    memory: Place, subject: str, hint: Any
+) -> None:
     def dependency(of_dependency: hint) -> None: ...
 
     async def direct(of_handler: hint) -> None: ...
 
     async def behind(value: Annotated[None, Depends(dependency)]) -> None: ...
 
-    for handler, owner in ((direct, "`of_handler`"), (behind, "`of_dependency` of dependency `dependency`")):
+    for handler, owner in (
+        (direct, "`of_handler`"),
+        (behind, "`of_dependency` of dependency `dependency`"),
+    ):
         router = QmqRouter()
         router.subscriber(subject, group="g")(handler)
-        with pytest.raises(SetupError, match=f"{owner} is annotated.*(?s:.)*from {ANNOTATIONS} import"):
+        with pytest.raises(
+            SetupError, match=f"{owner} is annotated.*(?s:.)*from {ANNOTATIONS} import"
+        ):
             async with memory.started(memory.broker(routers=[router])):
                 pass
     unchecked = memory.broker(apply_types=False)

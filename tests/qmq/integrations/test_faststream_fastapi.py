@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import pytest
 
-faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
+faststream = pytest.importorskip(
+    "faststream", reason="needs FastStream: pip install 'qmq[faststream]'"
+)
 pytest.importorskip("fastapi", reason="needs FastAPI: pip install 'qmq[fastapi]'")
 
 import httpx  # noqa: E402
@@ -65,7 +67,9 @@ async def test_background_tasks_run_after_the_handler(place: Place, subject: str
         assert await seen.next() == ["hello"]
 
 
-async def test_a_handler_gets_fastapis_request_and_faststreams_context(place: Place, subject: str) -> None:
+async def test_a_handler_gets_fastapis_request_and_faststreams_context(
+    place: Place, subject: str
+) -> None:
     router, seen = router_of(place), Seen()
 
     @router.subscriber(subject, group="g")
@@ -84,7 +88,9 @@ async def test_a_handler_gets_fastapis_request_and_faststreams_context(place: Pl
     router.context.reset_global(subject)
 
 
-async def test_the_broker_starts_and_stops_with_the_application(memory: Place, subject: str) -> None:
+async def test_the_broker_starts_and_stops_with_the_application(
+    memory: Place, subject: str
+) -> None:
     calls: list[str] = []
 
     @asynccontextmanager
@@ -124,7 +130,9 @@ async def test_the_broker_starts_and_stops_with_the_application(memory: Place, s
         assert (await answer.decode(), answer.headers["x-header"]) == ("hi", "test")
         described = (await client.get("/asyncapi.json")).json()
         assert subject in {each["address"] for each in described["channels"].values()}
-        tried = await client.post("/asyncapi/try", json={"channelName": f"{subject}:Handle", "message": {"message": 1}})
+        tried = await client.post(
+            "/asyncapi/try", json={"channelName": f"{subject}:Handle", "message": {"message": 1}}
+        )
         assert tried.json() == "hi"
     assert calls == ["begin", "started", "started, async", "stopping", "end"]
 
@@ -147,7 +155,9 @@ async def test_a_body_of_another_type_is_fastapis_error(memory: Place, subject: 
             await broker.publish("hi", subject)
 
 
-async def test_dependencies_of_router_subscriber_and_handler_are_fastapis(memory: Place, subject: str) -> None:
+async def test_dependencies_of_router_subscriber_and_handler_are_fastapis(
+    memory: Place, subject: str
+) -> None:
     calls: list[str] = []
 
     def noting(name: str) -> Any:
@@ -167,7 +177,10 @@ async def test_dependencies_of_router_subscriber_and_handler_are_fastapis(memory
 
     @router.subscriber(subject, group="g", dependencies=[noting("subscriber")])
     async def handle(
-        a: str, b: Annotated[str, Depends(opened), PlainDepends(replaced)], c: str = Depends(replaced), w: str = Header()
+        a: str,
+        b: Annotated[str, Depends(opened), PlainDepends(replaced)],
+        c: str = Depends(replaced),
+        w: str = Header(),
     ) -> list[str]:
         calls.append("handler")
         return [a, b, c, w]
@@ -185,11 +198,16 @@ async def test_dependencies_of_router_subscriber_and_handler_are_fastapis(memory
         (Annotated[Any, PlainContext()], True),
         (Annotated[Any, PlainDepends(lambda: 1), Depends(lambda: 1)], False),
         (Annotated[Any, Context("message.headers"), PlainContext("message.headers")], False),
-        (Annotated[Annotated[Any, PlainContext("message.headers")], Context("message.headers")], False),
+        (
+            Annotated[Annotated[Any, PlainContext("message.headers")], Context("message.headers")],
+            False,
+        ),
     ],
     ids=["depends", "context", "both-depends", "both-contexts", "nested-contexts"],
 )
-async def test_faststreams_own_hints_need_fastapis_beside_them(memory: Place, subject: str, hint: Any, is_refused: bool) -> None:
+async def test_faststreams_own_hints_need_fastapis_beside_them(
+    memory: Place, subject: str, hint: Any, is_refused: bool
+) -> None:
     router, app = router_of(memory), FastAPI()
 
     @router.subscriber(subject, group="g")
@@ -208,8 +226,12 @@ async def test_faststreams_own_hints_need_fastapis_beside_them(memory: Place, su
         await start()
 
 
-@pytest.mark.parametrize("default", [PlainDepends(lambda: 1), PlainContext()], ids=["depends", "context"])
-async def test_faststreams_own_defaults_are_refused(memory: Place, subject: str, default: Any) -> None:
+@pytest.mark.parametrize(
+    "default", [PlainDepends(lambda: 1), PlainContext()], ids=["depends", "context"]
+)
+async def test_faststreams_own_defaults_are_refused(
+    memory: Place, subject: str, default: Any
+) -> None:
     router = router_of(memory)
 
     @router.subscriber(subject, group="g")

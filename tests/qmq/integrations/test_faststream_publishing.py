@@ -12,7 +12,9 @@ from pydantic import BaseModel
 import qmq
 from qmq.errors import InvalidArgument
 
-faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
+faststream = pytest.importorskip(
+    "faststream", reason="needs FastStream: pip install 'qmq[faststream]'"
+)
 
 from faststream import AckPolicy, BaseMiddleware, Context, Response  # noqa: E402
 from faststream._internal._compat import dump_json  # noqa: E402
@@ -56,7 +58,9 @@ VALUES = (
 """The sent value, the type in the handler's signature, and the value that the handler gets: FastStream's table."""
 
 
-async def test_a_value_comes_as_the_type_that_the_handler_asks_for(place: Place, subject: str) -> None:
+async def test_a_value_comes_as_the_type_that_the_handler_asks_for(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     def subscribe(number: int, kind: Any) -> None:
@@ -73,7 +77,9 @@ async def test_a_value_comes_as_the_type_that_the_handler_asks_for(place: Place,
             assert (found, type(found)) == (wanted, type(wanted))
 
 
-async def test_a_dict_fills_parameters_by_name_and_a_list_by_place(place: Place, subject: str) -> None:
+async def test_a_dict_fills_parameters_by_name_and_a_list_by_place(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     @broker.subscriber(subject, group="g")
@@ -81,7 +87,9 @@ async def test_a_dict_fills_parameters_by_name_and_a_list_by_place(place: Place,
         seen((a, b))
 
     @broker.subscriber(f"{subject}-2", group="g")
-    async def placed(a: int, b: int, *more: tuple[int, ...]) -> None:  # so FastStream wants its type
+    async def placed(
+        a: int, b: int, *more: tuple[int, ...]
+    ) -> None:  # so FastStream wants its type
         seen((a, b, more))
 
     async with place.started(broker):
@@ -100,14 +108,18 @@ async def test_an_answer_keeps_its_headers_and_correlation_id(place: Place, subj
 
     @broker.subscriber(f"{subject}-2", group="g")
     async def handle(message: Annotated[QmqMessage, Context()]) -> None:
-        seen((message.body, message.headers["custom"], message.headers["by"], message.correlation_id))
+        seen(
+            (message.body, message.headers["custom"], message.headers["by"], message.correlation_id)
+        )
 
     async with place.started(broker):
         await broker.publish(None, subject)
         assert await seen.next() == [(b"1", "1", "publisher", "c-1")]
 
 
-async def test_publishers_above_and_below_the_subscriber_all_send_the_answer(place: Place, subject: str) -> None:
+async def test_publishers_above_and_below_the_subscriber_all_send_the_answer(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
     above = broker.publisher(f"{subject}-above")
 
@@ -155,7 +167,9 @@ async def test_a_publisher_is_called_by_hand_also_one_made_late(place: Place, su
     assert receipt.subject == subject
 
 
-async def test_the_receipt_of_a_message_has_the_id_that_the_handler_sees(place: Place, subject: str) -> None:
+async def test_the_receipt_of_a_message_has_the_id_that_the_handler_sees(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     @broker.subscriber(subject, group="g")
@@ -167,7 +181,9 @@ async def test_the_receipt_of_a_message_has_the_id_that_the_handler_sees(place: 
         assert await seen.next() == [str(receipt.id)]
 
 
-async def test_an_answer_goes_where_the_message_wants_it_unless_forbidden(place: Place, subject: str) -> None:
+async def test_an_answer_goes_where_the_message_wants_it_unless_forbidden(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
     asking = broker.publisher(subject, reply_to=f"{subject}-answers")
 
@@ -216,7 +232,11 @@ async def test_a_request_returns_the_answer_of_its_handler(place: Place, subject
         found = await of_broker.request(22, timeout=60)
         assert await found.decode() == 44
         found = await of_router.request("hello", timeout=60, correlation_id="c-2")
-        assert (await found.decode(), found.correlation_id, found.headers["x"]) == ("hello!", "c-2", "1")
+        assert (await found.decode(), found.correlation_id, found.headers["x"]) == (
+            "hello!",
+            "c-2",
+            "1",
+        )
 
 
 async def test_a_request_without_an_answer_in_time_fails(place: Place, subject: str) -> None:
@@ -279,7 +299,9 @@ async def test_two_requests_with_one_correlation_id_are_refused(node: Place, sub
 
 async def test_answers_do_not_come_over_an_ordered_subject(node: Place, subject: str) -> None:
     async with qmq.connect(node.address, state_dir=False) as mq:
-        await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=1
+        )
     broker = node.broker(answers=subject)
     async with node.started(broker):
         with pytest.raises(InvalidArgument, match="answers="):
@@ -289,7 +311,9 @@ async def test_answers_do_not_come_over_an_ordered_subject(node: Place, subject:
 # --- batches -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_batch_is_sent_together_with_options_for_each_message(place: Place, subject: str) -> None:
+async def test_a_batch_is_sent_together_with_options_for_each_message(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
     publisher = broker.publisher(f"{subject}-2", batch=True, headers={"by": "publisher"})
 
@@ -306,19 +330,28 @@ async def test_a_batch_is_sent_together_with_options_for_each_message(place: Pla
 
     async with place.started(broker):
         receipts = await broker.publish_batch(
-            1, QmqResponse(2, key="own", headers={"h": "2"}), subject=subject, key="all", correlation_id="c"
+            1,
+            QmqResponse(2, key="own", headers={"h": "2"}),
+            subject=subject,
+            key="all",
+            correlation_id="c",
         )
         assert len(receipts) == 2
         (found,) = await seen.next()
         assert [(number, key) for number, key, _ in found] == [(1, "all"), (2, "own")]
-        assert [(headers["correlation_id"], headers.get("h")) for _, _, headers in found] == [("c", None), ("c", "2")]
+        assert [(headers["correlation_id"], headers.get("h")) for _, _, headers in found] == [
+            ("c", None),
+            ("c", "2"),
+        ]
         assert sorted(await seen.next(2)) == [(1, "key-1", "publisher"), (2, "key-2", "publisher")]
         assert len(await publisher.publish(3, 4)) == 2
         assert sorted(await seen.next(2)) == [(3, None, "publisher"), (4, None, "publisher")]
         assert len(await broker.publish_batch(subject=subject)) == 0
 
 
-async def test_a_batch_subscriber_takes_single_messages_and_the_other_way_round(place: Place, subject: str) -> None:
+async def test_a_batch_subscriber_takes_single_messages_and_the_other_way_round(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     @broker.subscriber(subject, group="batches", batch=True)
@@ -352,7 +385,9 @@ async def test_a_failed_batch_comes_again_as_a_whole(node: Place, subject: str) 
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.ACK_FIRST, AckPolicy.REJECT_ON_ERROR])
-async def test_a_batch_that_fails_under_another_policy_does_not_come_again(node: Place, subject: str, policy: AckPolicy) -> None:
+async def test_a_batch_that_fails_under_another_policy_does_not_come_again(
+    node: Place, subject: str, policy: AckPolicy
+) -> None:
     broker, seen = node.broker(), Seen()
     letters = broker.subscriber(f"%dlq%{subject}", group="g", batch=True)
 
@@ -372,9 +407,13 @@ async def test_a_batch_that_fails_under_another_policy_does_not_come_again(node:
         assert await seen.next() == [[3]]
 
 
-async def test_a_batch_of_an_ordered_subject_comes_in_order_and_again(node: Place, subject: str) -> None:
+async def test_a_batch_of_an_ordered_subject_comes_in_order_and_again(
+    node: Place, subject: str
+) -> None:
     async with qmq.connect(node.address, state_dir=False) as mq:
-        await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=1
+        )
     broker, seen = node.broker(), Seen()
 
     @broker.subscriber(subject, group="g", batch=True, retry_delays_s=(0.01,))
@@ -410,7 +449,15 @@ async def test_a_batch_is_asked_for_by_hand(node: Place, subject: str) -> None:
 
 @pytest.mark.parametrize(
     ("body", "bodies"),
-    [(None, ()), ((), ()), ("123", ("123",)), ("", ("",)), (b"", (b"",)), ([1, 2, 3], (1, 2, 3)), ([0, 1, 2], (0, 1, 2))],
+    [
+        (None, ()),
+        ((), ()),
+        ("123", ("123",)),
+        ("", ("",)),
+        (b"", (b"",)),
+        ([1, 2, 3], (1, 2, 3)),
+        ([0, 1, 2], (0, 1, 2)),
+    ],
     ids=["none", "empty", "text", "empty-text", "empty-bytes", "list", "list-with-0"],
 )
 def test_what_a_handler_returns_is_the_bodies_of_a_batch(body: Any, bodies: Sequence[Any]) -> None:
@@ -419,7 +466,9 @@ def test_what_a_handler_returns_is_the_bodies_of_a_batch(body: Any, bodies: Sequ
 
 
 def test_a_plain_answer_becomes_a_command_with_its_headers() -> None:
-    command = QmqPublishCommand.from_cmd(ensure_response(Response(1, headers={"1": 1})).as_publish_command())
+    command = QmqPublishCommand.from_cmd(
+        ensure_response(Response(1, headers={"1": 1})).as_publish_command()
+    )
     assert (command.body, command.headers) == (1, {"1": 1})
 
 
@@ -447,14 +496,28 @@ SHUFFLED = [("A", "1"), ("C", "2"), ("B", "3"), ("A", "4"), ("B", "5"), ("A", "6
         ([("A", "a"), ("B", "b")], "XY", ["a", "b"]),
         ([("A", "a"), ("B", "b")], "XYZ", [None, None, None]),
     ],
-    ids=["reversed", "first-dropped", "duplicates", "deduplicated", "no-key", "shuffled", "reversed-shuffled", "changed", "other-number"],
+    ids=[
+        "reversed",
+        "first-dropped",
+        "duplicates",
+        "deduplicated",
+        "no-key",
+        "shuffled",
+        "reversed-shuffled",
+        "changed",
+        "other-number",
+    ],
 )
-def test_keys_stay_with_their_bodies_when_a_middleware_changes_the_batch(before: Any, bodies: str, keys: Any) -> None:
+def test_keys_stay_with_their_bodies_when_a_middleware_changes_the_batch(
+    before: Any, bodies: str, keys: Any
+) -> None:
     options = [MessageOptions(key=key) for _, key in before]
     assert [each.key for each in aligned([body for body, _ in before], options, bodies)] == keys
 
 
-async def test_a_middleware_that_reverses_a_batch_keeps_keys_with_bodies(place: Place, subject: str) -> None:
+async def test_a_middleware_that_reverses_a_batch_keeps_keys_with_bodies(
+    place: Place, subject: str
+) -> None:
     class Reversing(BaseMiddleware):
         async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
             cmd.batch_bodies = tuple(reversed(cmd.batch_bodies))
@@ -467,5 +530,7 @@ async def test_a_middleware_that_reverses_a_batch_keeps_keys_with_bodies(place: 
         seen([(body, each.key) for body, each in zip(bodies, message.raw_message, strict=True)])
 
     async with place.started(broker):
-        await broker.publish_batch(QmqResponse("a", key="key-a"), QmqResponse("b", key="key-b"), "c", subject=subject)
+        await broker.publish_batch(
+            QmqResponse("a", key="key-a"), QmqResponse("b", key="key-b"), "c", subject=subject
+        )
         assert await seen.next() == [[("c", None), ("b", "key-b"), ("a", "key-a")]]

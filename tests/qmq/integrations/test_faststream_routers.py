@@ -5,7 +5,9 @@ from typing import Annotated, Any
 
 import pytest
 
-faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
+faststream = pytest.importorskip(
+    "faststream", reason="needs FastStream: pip install 'qmq[faststream]'"
+)
 
 from faststream import BaseMiddleware, Context, ExceptionMiddleware  # noqa: E402
 from faststream._internal.parser import DefaultCodec  # noqa: E402
@@ -58,7 +60,9 @@ async def test_a_router_gets_its_prefix_when_it_is_included(place: Place, subjec
         assert await seen.next() == ["hello"]
 
 
-async def test_a_router_without_a_prefix_leaves_subjects_as_they_are(place: Place, subject: str) -> None:
+async def test_a_router_without_a_prefix_leaves_subjects_as_they_are(
+    place: Place, subject: str
+) -> None:
     router, seen = QmqRouter(), Seen()
 
     @router.subscriber(subject, group="g")
@@ -86,7 +90,12 @@ async def test_a_subscriber_of_a_nested_router_comes_late(place: Place, subject:
 async def test_routes_are_given_as_values_with_their_publishers(place: Place, subject: str) -> None:
     broker, seen = place.broker(), Seen()
     publishers = [QmqPublisher("out", headers={"by": "route"})]
-    broker.include_router(QmqRouter(f"{subject}-", [QmqRoute(lambda body: body, "in", group="g", publishers=publishers, max_workers=2)]))
+    broker.include_router(
+        QmqRouter(
+            f"{subject}-",
+            [QmqRoute(lambda body: body, "in", group="g", publishers=publishers, max_workers=2)],
+        )
+    )
 
     @broker.subscriber(f"{subject}-out", group="g")
     async def handle(body: Any, message: Annotated[Any, Context()]) -> None:
@@ -111,7 +120,9 @@ def test_a_router_knows_the_producer_and_the_broker_that_included_it_last() -> N
 
 
 @pytest.mark.parametrize(
-    "make", [lambda each: each.subscriber("x", group="g"), lambda each: each.publisher("x")], ids=["subscriber", "publisher"]
+    "make",
+    [lambda each: each.subscriber("x", group="g"), lambda each: each.publisher("x")],
+    ids=["subscriber", "publisher"],
 )
 def test_options_of_brokers_and_routers_add_up(make: Callable[[Any], Any]) -> None:
     broker = QmqBroker(middlewares=[1], graceful_timeout=10)
@@ -142,7 +153,9 @@ def test_every_option_of_the_broker_is_one_of_routers_and_of_routes() -> None:
 
         return set(inspect.signature(call).parameters) - {"self", *without}
 
-    assert options(QmqRoute.__init__, {"call", "publishers"}) == options(QmqBroker.subscriber, set())
+    assert options(QmqRoute.__init__, {"call", "publishers"}) == options(
+        QmqBroker.subscriber, set()
+    )
     assert options(QmqPublisher.__init__, set()) == options(QmqBroker.publisher, set())
 
 
@@ -160,11 +173,16 @@ def reporting(seen: Seen, name: str) -> Any:
 
 
 @pytest.mark.parametrize("level", ["broker", "router", "subscriber", "handler"])
-async def test_the_nearest_parser_and_decoder_are_used(place: Place, subject: str, level: str) -> None:
+async def test_the_nearest_parser_and_decoder_are_used(
+    place: Place, subject: str, level: str
+) -> None:
     seen = Seen()
     levels = ("broker", "router", "subscriber", "handler")
     given = {
-        each: {"parser": reporting(seen, f"{each} parser"), "decoder": reporting(seen, f"{each} decoder")}
+        each: {
+            "parser": reporting(seen, f"{each} parser"),
+            "decoder": reporting(seen, f"{each} decoder"),
+        }
         for each in levels[: levels.index(level) + 1]
     }
     broker, router = place.broker(**given["broker"]), QmqRouter(**given.get("router", {}))
@@ -180,7 +198,9 @@ async def test_the_nearest_parser_and_decoder_are_used(place: Place, subject: st
         assert await seen.next(3) == [f"{level} parser", f"{level} decoder", b"hello"]
 
 
-async def test_a_parser_of_one_subscriber_or_handler_is_not_the_others(place: Place, subject: str) -> None:
+async def test_a_parser_of_one_subscriber_or_handler_is_not_the_others(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
     two = broker.subscriber(f"{subject}-3", group="g")
 
@@ -218,7 +238,9 @@ async def test_a_decoder_may_be_a_plain_function(place: Place, subject: str) -> 
         assert await seen.next() == ["HELLO"]
 
 
-async def test_a_subscriber_that_is_asked_decodes_when_the_application_wants(node: Place, subject: str) -> None:
+async def test_a_subscriber_that_is_asked_decodes_when_the_application_wants(
+    node: Place, subject: str
+) -> None:
     broker, seen = node.broker(), Seen()
     subscriber = broker.subscriber(subject, group="g", decoder=reporting(seen, "decoded"))
     async with node.started(broker):
@@ -248,7 +270,9 @@ class Reversed(DefaultCodec):
 
 
 class ReversedBatches(Reversed):
-    async def encode_batch(self, msgs: Any, serializer: Any = None) -> list[tuple[bytes, str | None]]:
+    async def encode_batch(
+        self, msgs: Any, serializer: Any = None
+    ) -> list[tuple[bytes, str | None]]:
         return [await self.encode(each, serializer) for each in msgs]
 
     async def decode_batch(self, msg: Any) -> list[Any]:
@@ -292,7 +316,9 @@ async def test_a_codec_for_batches_writes_and_reads_them(place: Place, subject: 
     ],
     ids=["codec-and-decoder", "batch-without-batch-codec"],
 )
-async def test_a_codec_that_cannot_be_used_is_refused_at_the_start(place: Place, subject: str, options: Any, says: str) -> None:
+async def test_a_codec_that_cannot_be_used_is_refused_at_the_start(
+    place: Place, subject: str, options: Any, says: str
+) -> None:
     broker = place.broker()
 
     @broker.subscriber(subject, group="g", **options)
@@ -329,10 +355,15 @@ def noting(seen: list[str], name: str) -> type[BaseMiddleware]:
     return Noting
 
 
-async def test_middlewares_of_broker_and_routers_run_from_the_outside_in(place: Place, subject: str) -> None:
+async def test_middlewares_of_broker_and_routers_run_from_the_outside_in(
+    place: Place, subject: str
+) -> None:
     notes: list[str] = []
     seen = Seen()
-    broker, middle = place.broker(middlewares=[noting(notes, "outer")]), QmqRouter(middlewares=[noting(notes, "middle")])
+    broker, middle = (
+        place.broker(middlewares=[noting(notes, "outer")]),
+        QmqRouter(middlewares=[noting(notes, "middle")]),
+    )
     inner = QmqRouter(middlewares=[noting(notes, "inner")])
     publisher = inner.publisher(subject)
 
@@ -347,8 +378,12 @@ async def test_middlewares_of_broker_and_routers_run_from_the_outside_in(place: 
         await seen.next()
     levels = ["outer", "middle", "inner"]
     for what in ("publish", "enter", "consume"):
-        assert [each for each in notes if each.startswith(what)] == [f"{what} {level}" for level in levels]
-    assert [each for each in notes if each.startswith("exit")] == [f"exit {level}" for level in reversed(levels)]
+        assert [each for each in notes if each.startswith(what)] == [
+            f"{what} {level}" for level in levels
+        ]
+    assert [each for each in notes if each.startswith("exit")] == [
+        f"exit {level}" for level in reversed(levels)
+    ]
 
 
 async def test_a_middleware_sees_message_result_and_error(place: Place, subject: str) -> None:
@@ -387,7 +422,9 @@ async def test_a_middleware_sees_message_result_and_error(place: Place, subject:
         assert await seen.next(4) == ["received", "bad", ("bad",), "processed"]
 
 
-async def test_a_middleware_changes_what_is_published_and_what_is_answered(place: Place, subject: str) -> None:
+async def test_a_middleware_changes_what_is_published_and_what_is_answered(
+    place: Place, subject: str
+) -> None:
     seen = Seen()
 
     class Doubling(BaseMiddleware):
@@ -420,7 +457,9 @@ class VeryWrong(Wrong):
     pass
 
 
-async def test_an_exception_becomes_the_answer_of_its_nearest_handler(place: Place, subject: str) -> None:
+async def test_an_exception_becomes_the_answer_of_its_nearest_handler(
+    place: Place, subject: str
+) -> None:
     seen, answers = Seen(), ExceptionMiddleware()
 
     @answers.add_handler(Wrong, publish=True)
@@ -454,7 +493,9 @@ async def test_an_exception_becomes_the_answer_of_its_nearest_handler(place: Pla
     assert seen.is_empty
 
 
-async def test_an_exception_handler_gets_decoding_errors_and_no_skipped_messages(place: Place, subject: str) -> None:
+async def test_an_exception_handler_gets_decoding_errors_and_no_skipped_messages(
+    place: Place, subject: str
+) -> None:
     seen, answers = Seen(), ExceptionMiddleware()
 
     @answers.add_handler(Exception)

@@ -10,7 +10,9 @@ import qmq
 from qmq.client.local_messages import LocalMessage, chosen, local_batch
 from qmq.errors import InvalidArgument, InvalidName, MessageTooLarge
 
-faststream = pytest.importorskip("faststream", reason="needs FastStream: pip install 'qmq[faststream]'")
+faststream = pytest.importorskip(
+    "faststream", reason="needs FastStream: pip install 'qmq[faststream]'"
+)
 
 from faststream import Context, FastStream, TestApp  # noqa: E402
 from faststream.asgi.factories.asyncapi.try_it_out import TryItOutProcessor  # noqa: E402
@@ -29,9 +31,14 @@ class Person(BaseModel):
 JOHN, JANE = Person(name="John", age=19), Person(name="Jane", age=20)
 
 
-async def test_mocks_of_handlers_and_publishers_show_what_they_got(memory: Place, subject: str) -> None:
+async def test_mocks_of_handlers_and_publishers_show_what_they_got(
+    memory: Place, subject: str
+) -> None:
     broker, router = memory.broker(), QmqRouter("r-")
-    returned, by_hand = broker.publisher(f"{subject}-returned"), router.publisher(f"{subject}-by-hand")
+    returned, by_hand = (
+        broker.publisher(f"{subject}-returned"),
+        router.publisher(f"{subject}-by-hand"),
+    )
     handled = broker.publisher(f"{subject}-handled")
     broker.include_router(router)
 
@@ -72,7 +79,9 @@ async def test_mocks_exist_only_under_a_test_broker(memory: Place, subject: str)
             publisher.mock.assert_not_called()
 
 
-async def test_subscribers_that_are_made_for_the_test_go_with_it(memory: Place, subject: str) -> None:
+async def test_subscribers_that_are_made_for_the_test_go_with_it(
+    memory: Place, subject: str
+) -> None:
     broker = memory.broker()
     kept = [broker.publisher(subject), broker.publisher(f"{subject}-2")]
 
@@ -88,7 +97,9 @@ async def test_subscribers_that_are_made_for_the_test_go_with_it(memory: Place, 
 
 
 @pytest.mark.parametrize("where", ["handler", "parser"])
-async def test_an_exception_is_raised_where_the_message_was_published(memory: Place, subject: str, where: str) -> None:
+async def test_an_exception_is_raised_where_the_message_was_published(
+    memory: Place, subject: str, where: str
+) -> None:
     broker = memory.broker()
 
     def parse(message: Any) -> Any:
@@ -118,10 +129,15 @@ async def test_only_inside_the_test_a_broker_does_without_its_node(node: Place) 
 
 
 @pytest.mark.parametrize("is_ordered", [False, True], ids=["unordered", "ordered"])
-async def test_with_a_real_node_mocks_show_what_came_over_it(node: Place, subject: str, is_ordered: bool) -> None:
+async def test_with_a_real_node_mocks_show_what_came_over_it(
+    node: Place, subject: str, is_ordered: bool
+) -> None:
     async with qmq.connect(node.address, state_dir=False) as mq:
         if is_ordered:
-            await mq.metadata.create_subject(qmq.SubjectConfig(f"{subject}-2", order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+            await mq.metadata.create_subject(
+                qmq.SubjectConfig(f"{subject}-2", order=qmq.Order.STRICT, logical_partitions=16),
+                partitions=1,
+            )
         await mq.send(f"{subject}-2", b"sent before the test", key="k")
     broker = node.broker()
     publisher = broker.publisher(f"{subject}-2")
@@ -136,7 +152,10 @@ async def test_with_a_real_node_mocks_show_what_came_over_it(node: Place, subjec
     own, test = list(broker.subscribers), TestQmqBroker(broker, with_real=True, connect_only=False)
     async with test:
         assert not any(isinstance(each, Mock) for each in (broker.start, broker.stop))
-        made, client = [each for each in broker.subscribers if each not in own], broker.config.client
+        made, client = (
+            [each for each in broker.subscribers if each not in own],
+            broker.config.client,
+        )
         assert [each.running for each in made] == [True, True]
         await broker.publish("hello", subject)
         await handle.wait_call(60)
@@ -150,7 +169,9 @@ async def test_with_a_real_node_mocks_show_what_came_over_it(node: Place, subjec
     assert not client.consumers
 
 
-async def test_assertions_describe_a_message_with_headers_and_context(memory: Place, subject: str) -> None:
+async def test_assertions_describe_a_message_with_headers_and_context(
+    memory: Place, subject: str
+) -> None:
     broker = memory.broker()
     publisher = broker.publisher(f"{subject}-2")
 
@@ -165,7 +186,10 @@ async def test_assertions_describe_a_message_with_headers_and_context(memory: Pl
         await broker.publish(JOHN, subject, headers={"n": "19"}, correlation_id="John")
         for each in (handle, publisher):
             await each.assert_called_once_with(JOHN, headers={"n": "19"}, correlation_id="John")
-        await handle.assert_called_once_with({"name": "John", "age": 19}, context={"broker": broker, "message.correlation_id": "John"})
+        await handle.assert_called_once_with(
+            {"name": "John", "age": 19},
+            context={"broker": broker, "message.correlation_id": "John"},
+        )
         with pytest.raises(AssertionError, match=r"(?s)body:.*headers:"):
             await handle.assert_called_once_with({"city": "Moscow"}, headers={"n": "3"})
         await broker.publish(JANE, subject, headers={"n": "20"}, correlation_id="Jane")
@@ -191,7 +215,9 @@ async def test_an_application_is_tested_without_a_node(memory: Place, subject: s
         handle.mock.assert_called_once_with("hello")
 
 
-async def test_a_router_is_tested_with_one_broker_after_the_other(memory: Place, subject: str) -> None:
+async def test_a_router_is_tested_with_one_broker_after_the_other(
+    memory: Place, subject: str
+) -> None:
     router = QmqRouter()
 
     @router.subscriber(subject, group="g")
@@ -204,16 +230,22 @@ async def test_a_router_is_tested_with_one_broker_after_the_other(memory: Place,
             assert await (await broker.request({}, subject)).decode() == "hello"
 
 
-async def test_the_description_of_an_application_lets_one_try_a_handler(memory: Place, subject: str) -> None:
+async def test_the_description_of_an_application_lets_one_try_a_handler(
+    memory: Place, subject: str
+) -> None:
     broker = memory.broker()
 
     @broker.subscriber(subject, group="g")
     async def double(number: int) -> int:
         return 2 * number
 
-    answer = await TryItOutProcessor(broker).process({"channelName": f"{subject}:Double", "message": {"message": 21}})
+    answer = await TryItOutProcessor(broker).process(
+        {"channelName": f"{subject}:Double", "message": {"message": 21}}
+    )
     assert (answer.status_code, answer.body) == (200, b"42")
-    answer = await TryItOutProcessor(broker).process({"channelName": "unknown:Double", "message": {"message": 21}})
+    answer = await TryItOutProcessor(broker).process(
+        {"channelName": "unknown:Double", "message": {"message": 21}}
+    )
     assert answer.status_code == 404
 
 
@@ -226,22 +258,40 @@ async def test_a_broker_stops_before_it_started() -> None:
 # --- the messages of tests ---------------------------------------------------------------------------------------------
 
 
-async def test_a_handler_in_memory_gets_a_message_like_one_of_a_node(place: Place, subject: str) -> None:
+async def test_a_handler_in_memory_gets_a_message_like_one_of_a_node(
+    place: Place, subject: str
+) -> None:
     broker, seen = place.broker(), Seen()
 
     @broker.subscriber(subject, group="g")
     async def handle(message: Annotated[QmqMessage, Context()]) -> None:
         raw = message.raw_message
-        seen((raw.subject, raw.key, raw.tags, raw.attempt, raw.body, raw.headers["h"], raw.create_time_ms > 0, raw.append_time_ms > 0))
+        seen(
+            (
+                raw.subject,
+                raw.key,
+                raw.tags,
+                raw.attempt,
+                raw.body,
+                raw.headers["h"],
+                raw.create_time_ms > 0,
+                raw.append_time_ms > 0,
+            )
+        )
         await message.ack()
         seen(raw.is_settled)
 
     async with place.started(broker):
         await broker.publish("hello", subject, key="k", tags=["eu", "new"], headers={"h": "1"})
-        assert await seen.next(2) == [(subject, "k", ("eu", "new"), 1, b"hello", b"1", True, True), True]
+        assert await seen.next(2) == [
+            (subject, "k", ("eu", "new"), 1, b"hello", b"1", True, True),
+            True,
+        ]
 
 
-async def test_a_message_that_a_node_would_refuse_is_refused_in_memory(memory: Place, subject: str) -> None:
+async def test_a_message_that_a_node_would_refuse_is_refused_in_memory(
+    memory: Place, subject: str
+) -> None:
     broker = memory.broker()
     async with TestQmqBroker(broker):
         with pytest.raises(InvalidName):
@@ -253,9 +303,14 @@ async def test_a_message_that_a_node_would_refuse_is_refused_in_memory(memory: P
 
 
 async def test_local_messages_take_every_verdict_and_are_chosen() -> None:
-    messages, receipts = local_batch("orders", [LocalMessage(b"a", "k-1"), LocalMessage(b"b", "k-2", ["eu"])], attempt=3)
+    messages, receipts = local_batch(
+        "orders", [LocalMessage(b"a", "k-1"), LocalMessage(b"b", "k-2", ["eu"])], attempt=3
+    )
     assert [str(each.id) for each in messages] == [str(each.id) for each in receipts]
-    assert [(each.body, each.key, each.attempt) for each in messages] == [(b"a", "k-1", 3), (b"b", "k-2", 3)]
+    assert [(each.body, each.key, each.attempt) for each in messages] == [
+        (b"a", "k-1", 3),
+        (b"b", "k-2", 3),
+    ]
     (one,) = chosen(messages, lambda each: "eu" in each.tags)
     assert (one.body, one.id) == (b"b", messages[1].id)
     for each in (one, messages):
@@ -264,4 +319,7 @@ async def test_local_messages_take_every_verdict_and_are_chosen() -> None:
         each.nack()
         each.reject()
         each.release()
-    assert (len(local_batch("orders", []).messages), len(local_batch("orders", []).receipts)) == (0, 0)
+    assert (len(local_batch("orders", []).messages), len(local_batch("orders", []).receipts)) == (
+        0,
+        0,
+    )

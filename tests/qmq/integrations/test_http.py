@@ -63,17 +63,30 @@ async def received(http: Any, subject: str, **ask: object) -> list[Any]:
 
 
 async def settled(http: Any, subject: str, *receipts: str, **how: object) -> Any:
-    return (await http.post(f"/subjects/{subject}/groups/g/settle", json={"receipts": receipts, **how})).json()
+    return (
+        await http.post(f"/subjects/{subject}/groups/g/settle", json={"receipts": receipts, **how})
+    ).json()
 
 
 async def test_a_body_is_a_message_unchanged(http: Any, mq: qmq.Client, subject: str) -> None:
-    answer = await http.post(f"/subjects/{subject}?key=k&tag=a&tag=b", content=b"\x00hello", headers={"content-type": "text/plain"})
+    answer = await http.post(
+        f"/subjects/{subject}?key=k&tag=a&tag=b",
+        content=b"\x00hello",
+        headers={"content-type": "text/plain"},
+    )
     message = await anext(aiter(mq.consumer(subject, "g")))
-    assert (message.body, message.key, message.tags, message.headers) == (b"\x00hello", "k", ("a", "b"), {"content-type": b"text/plain"})
+    assert (message.body, message.key, message.tags, message.headers) == (
+        b"\x00hello",
+        "k",
+        ("a", "b"),
+        {"content-type": b"text/plain"},
+    )
     assert answer.json() == {"messages": [{"id": str(message.id)}]}
 
 
-async def test_an_event_in_binary_mode_keeps_its_headers(http: Any, mq: qmq.Client, subject: str) -> None:
+async def test_an_event_in_binary_mode_keeps_its_headers(
+    http: Any, mq: qmq.Client, subject: str
+) -> None:
     headers = {f"ce-{name}": value for name, value in EVENT.items()}
     more = {"ce-partitionkey": "k", "content-type": "application/json"}
     answer = await http.post(f"/subjects/{subject}", content=b"{}", headers={**headers, **more})
@@ -83,16 +96,26 @@ async def test_an_event_in_binary_mode_keeps_its_headers(http: Any, mq: qmq.Clie
     assert (message.key, message.headers["content-type"]) == ("k", b"application/json")
 
 
-async def test_events_in_structured_and_batch_mode_are_stored_as_binary_ones(http: Any, subject: str) -> None:
+async def test_events_in_structured_and_batch_mode_are_stored_as_binary_ones(
+    http: Any, subject: str
+) -> None:
     one = {**EVENT, "data": {"n": 1}}
-    await http.post(f"/subjects/{subject}", json=one, headers={"content-type": "application/cloudevents+json"})
+    await http.post(
+        f"/subjects/{subject}", json=one, headers={"content-type": "application/cloudevents+json"}
+    )
     batch = [{**EVENT, "id": str(n), "data": {"n": n}} for n in (2, 3)]
-    answer = await http.post(f"/subjects/{subject}", json=batch, headers={"content-type": "application/cloudevents-batch+json"})
+    answer = await http.post(
+        f"/subjects/{subject}",
+        json=batch,
+        headers={"content-type": "application/cloudevents-batch+json"},
+    )
     assert len(answer.json()["messages"]) == 2
     found: list[Any] = []
     while len(found) < 3:
         found += await received(http, subject)
-    assert [each["event"] for each in found] == [{**each, "datacontenttype": "application/json"} for each in (one, *batch)]
+    assert [each["event"] for each in found] == [
+        {**each, "datacontenttype": "application/json"} for each in (one, *batch)
+    ]
     assert base64.b64decode(found[0]["body_base64"]) == b'{"n": 1}'
 
 
@@ -100,17 +123,23 @@ async def test_a_message_belongs_to_the_caller_until_it_is_settled(http: Any, su
     await http.post(f"/subjects/{subject}", content=b"x")
     (first,) = await received(http, subject)
     assert await received(http, subject, wait_s=0) == []
-    assert await settled(http, subject, first["receipt"], verdict="nack", delay_s=0, error="not now") == {
+    assert await settled(
+        http, subject, first["receipt"], verdict="nack", delay_s=0, error="not now"
+    ) == {
         "settled": [first["receipt"]],
         "over": [],
     }
     (again,) = await received(http, subject)
     assert (again["id"], again["attempt"]) == (first["id"], 2)
-    assert (await settled(http, subject, again["receipt"], first["receipt"]))["over"] == [first["receipt"]]
+    assert (await settled(http, subject, again["receipt"], first["receipt"]))["over"] == [
+        first["receipt"]
+    ]
     assert await received(http, subject, wait_s=0) == []
 
 
-async def test_a_message_without_a_verdict_comes_again_when_its_time_is_over(http: Any, subject: str) -> None:
+async def test_a_message_without_a_verdict_comes_again_when_its_time_is_over(
+    http: Any, subject: str
+) -> None:
     await http.post(f"/subjects/{subject}", content=b"x")
     (first,) = await received(http, subject, invisible_s=1)
     (again,) = await received(http, subject)
@@ -118,18 +147,23 @@ async def test_a_message_without_a_verdict_comes_again_when_its_time_is_over(htt
     assert (await settled(http, subject, first["receipt"]))["over"] == [first["receipt"]]
 
 
-async def test_a_rejected_message_is_in_the_dead_letter_queue(http: Any, mq: qmq.Client, subject: str) -> None:
+async def test_a_rejected_message_is_in_the_dead_letter_queue(
+    http: Any, mq: qmq.Client, subject: str
+) -> None:
     await http.post(f"/subjects/{subject}", content=b"poison")
     answer = await http.post(f"/subjects/{subject}/groups/{subject}/receive", json={"wait_s": 20})
     (found,) = answer.json()["messages"]
     await http.post(
-        f"/subjects/{subject}/groups/{subject}/settle", json={"receipts": [found["receipt"]], "verdict": "reject", "error": "no"}
+        f"/subjects/{subject}/groups/{subject}/settle",
+        json={"receipts": [found["receipt"]], "verdict": "reject", "error": "no"},
     )
     letter = await anext(aiter(mq.consumer(f"%dlq%{subject}", "readers")))
     assert (letter.body, letter.headers["qmq-error"]) == (b"poison", b"no")
 
 
-async def test_between_requests_unrequested_messages_go_to_others_of_the_group(http: Any, mq: qmq.Client, subject: str) -> None:
+async def test_between_requests_unrequested_messages_go_to_others_of_the_group(
+    http: Any, mq: qmq.Client, subject: str
+) -> None:
     for n in range(3):
         await http.post(f"/subjects/{subject}", content=str(n))
     (first,) = await received(http, subject, messages_max=1)
@@ -139,14 +173,18 @@ async def test_between_requests_unrequested_messages_go_to_others_of_the_group(h
 
 
 async def test_a_delayed_message_says_its_id(http: Any, mq: qmq.Client, subject: str) -> None:
-    (found,) = (await http.post(f"/subjects/{subject}?delay_s=86400", content=b"x")).json()["messages"]
+    (found,) = (await http.post(f"/subjects/{subject}?delay_s=86400", content=b"x")).json()[
+        "messages"
+    ]
     assert (await mq.delayed.cancel(found["delayed_id"])).state == "cancelled"
 
 
 @pytest.fixture
 async def ordered(mq: qmq.Client) -> str:
     subject = f"http-ordered-{uuid4().hex}"
-    await mq.metadata.create_subject(qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=2)
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig(subject, order=qmq.Order.STRICT, logical_partitions=16), partitions=2
+    )
     return subject
 
 
@@ -162,7 +200,9 @@ async def until_keys(http: Any, subject: str, count: int) -> list[Any]:
     return sorted(found, key=lambda each: each["key"])  # type: ignore[no-any-return]
 
 
-async def test_of_each_key_of_an_ordered_subject_one_message_is_in_hand_in_order(http: Any, ordered: str) -> None:
+async def test_of_each_key_of_an_ordered_subject_one_message_is_in_hand_in_order(
+    http: Any, ordered: str
+) -> None:
     for n in range(3):
         for key in ("a", "b"):
             answer = await http.post(f"/subjects/{ordered}?key={key}", content=f"{key}{n}")
@@ -174,7 +214,9 @@ async def test_of_each_key_of_an_ordered_subject_one_message_is_in_hand_in_order
         assert (await settled(http, ordered, *[each["receipt"] for each in found]))["over"] == []
 
 
-async def test_an_ordered_message_that_failed_comes_before_later_ones_of_its_key(http: Any, ordered: str) -> None:
+async def test_an_ordered_message_that_failed_comes_before_later_ones_of_its_key(
+    http: Any, ordered: str
+) -> None:
     for body in ("1", "2"):
         await http.post(f"/subjects/{ordered}?key=k", content=body)
     (first,) = await received(http, ordered)
@@ -190,7 +232,9 @@ async def test_an_ordered_message_that_failed_comes_before_later_ones_of_its_key
     assert bodies(await received(http, ordered)) == [b"2"]
 
 
-async def test_a_rejected_ordered_message_parks_its_key_and_no_other(http: Any, mq: qmq.Client, ordered: str) -> None:
+async def test_a_rejected_ordered_message_parks_its_key_and_no_other(
+    http: Any, mq: qmq.Client, ordered: str
+) -> None:
     for key in ("bad", "bad", "good"):
         await http.post(f"/subjects/{ordered}?key={key}", content=key)
     bad, _ = await until_keys(http, ordered, 2)
@@ -201,9 +245,15 @@ async def test_a_rejected_ordered_message_parks_its_key_and_no_other(http: Any, 
     assert await received(http, ordered, wait_s=0) == []
 
 
-async def test_events_of_a_batch_are_in_the_order_of_their_partitionkey(http: Any, ordered: str) -> None:
+async def test_events_of_a_batch_are_in_the_order_of_their_partitionkey(
+    http: Any, ordered: str
+) -> None:
     batch = [{**EVENT, "id": str(n), "partitionkey": "order-7", "data": n} for n in range(3)]
-    answer = await http.post(f"/subjects/{ordered}", json=batch, headers={"content-type": "application/cloudevents-batch+json"})
+    answer = await http.post(
+        f"/subjects/{ordered}",
+        json=batch,
+        headers={"content-type": "application/cloudevents-batch+json"},
+    )
     assert answer.status_code == 200, answer.text
     for n in range(3):
         (found,) = await received(http, ordered)
@@ -211,13 +261,17 @@ async def test_events_of_a_batch_are_in_the_order_of_their_partitionkey(http: An
         await settled(http, ordered, found["receipt"])
 
 
-async def test_a_message_without_a_key_to_an_ordered_subject_is_a_problem_that_says_so(http: Any, ordered: str) -> None:
+async def test_a_message_without_a_key_to_an_ordered_subject_is_a_problem_that_says_so(
+    http: Any, ordered: str
+) -> None:
     answer = await http.post(f"/subjects/{ordered}", content=b"x")
     assert answer.status_code == 400
     assert "key" in answer.json()["error"]
 
 
-async def test_keys_go_to_another_gateway_without_requests_here(mq: qmq.Client, ordered: str) -> None:
+async def test_keys_go_to_another_gateway_without_requests_here(
+    mq: qmq.Client, ordered: str
+) -> None:
     reading = OrderedReading(mq, ordered, "g", idle_s=0)
     await mq.send(ordered, b"1", key="k")
     (first,) = await reading.receive(1, 20)
@@ -243,7 +297,11 @@ async def test_keys_go_to_another_gateway_without_requests_here(mq: qmq.Client, 
         ("/subjects/a b", {}, 400),
         ("/subjects/s?delay_s=-1", {}, 400),
         ("/subjects/s?delay_s=nan", {}, 400),
-        ("/subjects/s", {"headers": {"content-type": "application/cloudevents+json"}, "content": b"{"}, 400),
+        (
+            "/subjects/s",
+            {"headers": {"content-type": "application/cloudevents+json"}, "content": b"{"},
+            400,
+        ),
         ("/subjects/s/groups/g/receive", {"json": {"messages": 1}}, 400),
         ("/subjects/s/groups/g/receive", {"json": {"messages_max": 1.5}}, 400),
         ("/subjects/s/groups/g/settle", {"json": {"receipts": []}}, 400),
@@ -252,14 +310,17 @@ async def test_keys_go_to_another_gateway_without_requests_here(mq: qmq.Client, 
         ("/subjects/s", {"content": b"x" * (17 << 20)}, 413),
     ],
 )
-async def test_what_cannot_be_done_is_a_typed_problem(http: Any, path: str, options: Any, status: int) -> None:
+async def test_what_cannot_be_done_is_a_typed_problem(
+    http: Any, path: str, options: Any, status: int
+) -> None:
     answer = await http.post(path, **options)
     assert (answer.status_code, answer.json().keys()) == (status, {"code", "error", "outcome"})
 
 
 async def test_a_request_without_a_token_is_refused_where_the_server_says_so(address: str) -> None:
     server = HttpServer(
-        HttpConfig("127.0.0.1", 0, allows_anonymous=False), lambda token: qmq.connect(address, token=lambda: token, state_dir=False)
+        HttpConfig("127.0.0.1", 0, allows_anonymous=False),
+        lambda token: qmq.connect(address, token=lambda: token, state_dir=False),
     )
     await server.start()
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
@@ -268,13 +329,17 @@ async def test_a_request_without_a_token_is_refused_where_the_server_says_so(add
     await server.stop()
 
 
-async def test_made_up_tokens_are_answered_before_their_bodies_and_take_no_place(http: Any, subject: str) -> None:
+async def test_made_up_tokens_are_answered_before_their_bodies_and_take_no_place(
+    http: Any, subject: str
+) -> None:
     """More than there are places for callers."""
 
     async def answered(number: int) -> tuple[bytes, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         token = f"authorization: Bearer made-up-{number}"
-        writer.write(f"POST /subjects/{subject} HTTP/1.1\r\nhost: h\r\n{token}\r\ncontent-length: 5\r\n\r\n".encode())
+        writer.write(
+            f"POST /subjects/{subject} HTTP/1.1\r\nhost: h\r\n{token}\r\ncontent-length: 5\r\n\r\n".encode()
+        )
         return await reader.readline(), writer
 
     found = await asyncio.gather(*map(answered, range(CLIENTS_MAX + 20)))
@@ -284,9 +349,16 @@ async def test_made_up_tokens_are_answered_before_their_bodies_and_take_no_place
         writer.close()
 
 
-@pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "same-origin"}])
-async def test_a_page_of_a_browser_is_refused_under_any_name(http: Any, subject: str, headers: dict[str, str]) -> None:
-    answer = await http.post(f"/subjects/{subject}", content=b"x", headers={"host": "evil.example", **headers})
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "same-origin"}],
+)
+async def test_a_page_of_a_browser_is_refused_under_any_name(
+    http: Any, subject: str, headers: dict[str, str]
+) -> None:
+    answer = await http.post(
+        f"/subjects/{subject}", content=b"x", headers={"host": "evil.example", **headers}
+    )
     assert answer.status_code == 403, answer.text
 
 
@@ -325,10 +397,15 @@ async def test_the_principal_with_the_most_tokens_makes_room_for_others() -> Non
         await under_way.enter_async_context(clients.caller("Bearer alice-0"))
         with pytest.raises(QuotaExceeded):
             await under_way.enter_async_context(clients.caller("Bearer mallory-new"))
-        assert [token for token, each in made.items() if not each.is_open] == ["mallory-0", "mallory-new"]
+        assert [token for token, each in made.items() if not each.is_open] == [
+            "mallory-0",
+            "mallory-new",
+        ]
 
 
-async def test_one_principal_that_fills_the_places_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_principal_that_fills_the_places_leaves_room_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(site, "REQUESTS_MAX", 4)
     made = {token: _FakeClient(token) for token in ("mallory", "alice")}
     server = HttpServer(HttpConfig("127.0.0.1", 0), lambda token: made[token])  # type: ignore[arg-type, return-value]
@@ -336,7 +413,9 @@ async def test_one_principal_that_fills_the_places_leaves_room_for_another(monke
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
 
         def send(token: str) -> Any:
-            return asyncio.ensure_future(http.post("/subjects/s", content=b"x", headers={"authorization": f"Bearer {token}"}))
+            return asyncio.ensure_future(
+                http.post("/subjects/s", content=b"x", headers={"authorization": f"Bearer {token}"})
+            )
 
         sent = []
         for count in range(1, 5):
@@ -350,7 +429,9 @@ async def test_one_principal_that_fills_the_places_leaves_room_for_another(monke
     await server.stop()
 
 
-async def test_the_description_is_not_made_for_each_request(http: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_description_is_not_made_for_each_request(
+    http: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(site, "document", None)
     answer = await http.get("/openapi.json")
     assert (answer.headers["content-type"], answer.json()) == ("application/json", document())
@@ -358,7 +439,9 @@ async def test_the_description_is_not_made_for_each_request(http: Any, monkeypat
 
 @pytest.mark.sampled
 @pytest.mark.long
-async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(http: Any, tmp_path: Path) -> None:
+async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(
+    http: Any, tmp_path: Path
+) -> None:
     pytest.importorskip("schemathesis", reason="needs schemathesis")
     found = (await http.get("/openapi.json")).text
     assert f'"maximum":{WAIT_S_MAX}' in found
@@ -366,10 +449,31 @@ async def test_schemathesis_finds_no_answer_that_the_description_does_not_name(h
         found.replace(f'"maximum":{WAIT_S_MAX}', '"maximum":0.01')
     )  # so that it does not wait for messages
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-    drawing = ["--max-examples", str(examples(20)), "--generation-database", "none", "--phases", "examples,coverage,fuzzing"]
-    command = ["schemathesis.cli", "run", "openapi.json", "--url", str(http.base_url), "--checks", checks, *drawing]
+    drawing = [
+        "--max-examples",
+        str(examples(20)),
+        "--generation-database",
+        "none",
+        "--phases",
+        "examples,coverage,fuzzing",
+    ]
+    command = [
+        "schemathesis.cli",
+        "run",
+        "openapi.json",
+        "--url",
+        str(http.base_url),
+        "--checks",
+        checks,
+        *drawing,
+    ]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path
+        sys.executable,
+        "-m",
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=tmp_path,
     )
     printed, _ = await process.communicate()
     assert process.returncode == 0, printed.decode()
@@ -386,20 +490,35 @@ CHANGE = {
     "iodebeziumversion": "3.4.0.Final",
     "iodebeziumtable": "customers",
     "iodebeziumxmin": None,
-    "data": {"schema": {"type": "struct"}, "payload": {"before": None, "after": {"id": 1004, "name": "Anne"}}},
+    "data": {
+        "schema": {"type": "struct"},
+        "payload": {"before": None, "after": {"id": 1004, "name": "Anne"}},
+    },
 }
 
 
-async def test_a_change_that_debezium_server_posts_as_cloudevent_is_an_event(http: Any, subject: str) -> None:
-    answer = await http.post(f"/subjects/{subject}", json=CHANGE, headers={"content-type": "application/cloudevents+json"})
+async def test_a_change_that_debezium_server_posts_as_cloudevent_is_an_event(
+    http: Any, subject: str
+) -> None:
+    answer = await http.post(
+        f"/subjects/{subject}",
+        json=CHANGE,
+        headers={"content-type": "application/cloudevents+json"},
+    )
     assert answer.status_code == 200, answer.text
     (found,) = await received(http, subject)
     assert found["event"] == {name: value for name, value in CHANGE.items() if value is not None}
     assert found["headers"]["ce-iodebeziumop"] == "c"
 
 
-async def test_a_record_that_debezium_server_posts_keeps_its_headers(http: Any, mq: qmq.Client, subject: str) -> None:
-    headers = {"content-type": "application/json", "X-DEBEZIUM-ID": "c25kLTE=", "X-DEBEZIUM-EVENTTYPE": "T3JkZXJDcmVhdGVk"}
+async def test_a_record_that_debezium_server_posts_keeps_its_headers(
+    http: Any, mq: qmq.Client, subject: str
+) -> None:
+    headers = {
+        "content-type": "application/json",
+        "X-DEBEZIUM-ID": "c25kLTE=",
+        "X-DEBEZIUM-EVENTTYPE": "T3JkZXJDcmVhdGVk",
+    }
     answer = await http.post(f"/subjects/{subject}", content=b'{"order":7}', headers=headers)
     assert answer.status_code == 200, answer.text
     message = await anext(aiter(mq.consumer(subject, "g")))
@@ -407,8 +526,12 @@ async def test_a_record_that_debezium_server_posts_keeps_its_headers(http: Any, 
     assert message.headers == {name.lower(): value.encode() for name, value in headers.items()}
 
 
-async def test_a_message_that_is_no_event_does_not_hold_up_its_neighbours(http: Any, mq: qmq.Client, subject: str) -> None:
-    event = {f"ce-{name}": value for name, value in EVENT.items()} | {"content-type": "application/json"}
+async def test_a_message_that_is_no_event_does_not_hold_up_its_neighbours(
+    http: Any, mq: qmq.Client, subject: str
+) -> None:
+    event = {f"ce-{name}": value for name, value in EVENT.items()} | {
+        "content-type": "application/json"
+    }
     odd = [b"1e999", b'"\\ud800"', b"[" * 5_000, b"NaN"]
     for each in (*odd, b"1"):
         await mq.send(subject, each, headers=event)

@@ -19,16 +19,25 @@ COUNT = 200
 
 
 async def test_receives_without_a_verdict_hold_a_bounded_part_and_lose_nothing(node: Node) -> None:
-    async with qmq.connect(node.address) as mq, mq.producer("zeros", compression="zstd") as producer:
+    async with (
+        qmq.connect(node.address) as mq,
+        mq.producer("zeros", compression="zstd") as producer,
+    ):
         for _ in range(COUNT):
             await producer.send(bytes(MIB))
-    server = HttpServer(HttpConfig("127.0.0.1", 0), lambda token: qmq.connect(node.address, state_dir=False))
+    server = HttpServer(
+        HttpConfig("127.0.0.1", 0), lambda token: qmq.connect(node.address, state_dir=False)
+    )
     await server.start()
     found: list[int] = []
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        with memory_at_most(64 * MIB):  # an answer is held in several forms, by the server and by the client of this test
+        with memory_at_most(
+            64 * MIB
+        ):  # an answer is held in several forms, by the server and by the client of this test
             while len(found) < COUNT:
-                answer = await client.post("/subjects/zeros/groups/g/receive", json={"wait_s": 20, "messages_max": 100})
+                answer = await client.post(
+                    "/subjects/zeros/groups/g/receive", json={"wait_s": 20, "messages_max": 100}
+                )
                 found += [each["attempt"] for each in answer.json()["messages"]]
                 del answer
                 gc.collect()  # an answer of httpx refers to itself

@@ -24,8 +24,31 @@ from qmq.integrations.kombu import envelope  # noqa: E402
 
 SOON_S = 20
 PARTS = (
-    *("content-type", "content-encoding", "headers", "properties", "delivery_info", "body_encoding", "expiration", "task", "id", "eta"),
-    *("expires", "root_id", "group", "shadow", "timelimit", "retries", "stamped_headers", "stamps", "group_index", "chord", "errbacks"),
+    *(
+        "content-type",
+        "content-encoding",
+        "headers",
+        "properties",
+        "delivery_info",
+        "body_encoding",
+        "expiration",
+        "task",
+        "id",
+        "eta",
+    ),
+    *(
+        "expires",
+        "root_id",
+        "group",
+        "shadow",
+        "timelimit",
+        "retries",
+        "stamped_headers",
+        "stamps",
+        "group_index",
+        "chord",
+        "errbacks",
+    ),
 )
 
 
@@ -44,13 +67,29 @@ def connection(address: str) -> Iterator[Any]:
 def send(connection: Any, queue: Any, *bodies: object, **options: Any) -> None:
     producer = kombu.Producer(connection)
     for body in bodies:
-        producer.publish(body, exchange=queue.exchange, routing_key=queue.routing_key, declare=[queue], serializer="json", **options)
+        producer.publish(
+            body,
+            exchange=queue.exchange,
+            routing_key=queue.routing_key,
+            declare=[queue],
+            serializer="json",
+            **options,
+        )
 
 
-def received(connection: Any, queue: Any, count: int, *, prefetch: int = 0, no_ack: bool = False) -> list[Any]:
+def received(
+    connection: Any, queue: Any, count: int, *, prefetch: int = 0, no_ack: bool = False
+) -> list[Any]:
     """The first messages of the queue, without a verdict."""
     found: list[Any] = []
-    consumer = kombu.Consumer(connection, [queue], on_message=found.append, prefetch_count=prefetch, no_ack=no_ack, accept=["json"])
+    consumer = kombu.Consumer(
+        connection,
+        [queue],
+        on_message=found.append,
+        prefetch_count=prefetch,
+        no_ack=no_ack,
+        accept=["json"],
+    )
     consumer.consume()
     while len(found) < count:
         connection.drain_events(timeout=SOON_S)
@@ -66,15 +105,23 @@ def test_messages_arrive_on_systems_without_eventfd(
         assert [each.payload for each in received(connection, queue, 3, no_ack=True)] == [1, 2, 3]
 
 
-def test_a_message_is_stored_as_other_programs_can_read_it(connection: Any, queue: Any, address: str) -> None:
+def test_a_message_is_stored_as_other_programs_can_read_it(
+    connection: Any, queue: Any, address: str
+) -> None:
     send(connection, queue, {"n": 1}, headers={"color": "red"})
     with qmq.blocking.connect(address, state_dir=False) as mq:
         assert [each.json() for each in mq.browse(queue.name)] == [{"n": 1}]
     (message,) = received(connection, queue, 1)
-    assert (message.payload, message.headers, message.delivery_info["redelivered"]) == ({"n": 1}, {"color": "red"}, False)
+    assert (message.payload, message.headers, message.delivery_info["redelivered"]) == (
+        {"n": 1},
+        {"color": "red"},
+        False,
+    )
 
 
-def test_an_acknowledged_message_is_gone_and_the_rest_goes_to_the_next_connection(connection: Any, queue: Any, address: str) -> None:
+def test_an_acknowledged_message_is_gone_and_the_rest_goes_to_the_next_connection(
+    connection: Any, queue: Any, address: str
+) -> None:
     send(connection, queue, 1, 2, 3)
     with kombu.Connection(f"qmq://{address}") as other:
         first, *_ = received(other, queue, 3)
@@ -82,7 +129,9 @@ def test_an_acknowledged_message_is_gone_and_the_rest_goes_to_the_next_connectio
     assert [each.payload for each in received(connection, queue, 2)] == [2, 3]
 
 
-def test_a_rejected_message_is_in_the_dead_letter_queue_of_its_queue(connection: Any, queue: Any, address: str) -> None:
+def test_a_rejected_message_is_in_the_dead_letter_queue_of_its_queue(
+    connection: Any, queue: Any, address: str
+) -> None:
     send(connection, queue, "poison")
     received(connection, queue, 1)[0].reject()
     connection.close()
@@ -91,7 +140,9 @@ def test_a_rejected_message_is_in_the_dead_letter_queue_of_its_queue(connection:
         assert (message.json(), message.headers["qmq-error"]) == ("poison", b"rejected")
 
 
-def test_a_message_that_is_requeued_again_and_again_ends_in_the_dead_letter_queue(connection: Any, queue: Any, address: str) -> None:
+def test_a_message_that_is_requeued_again_and_again_ends_in_the_dead_letter_queue(
+    connection: Any, queue: Any, address: str
+) -> None:
     send(connection, queue, "poison")
     found: list[Any] = []
     consumer = kombu.Consumer(connection, [queue], on_message=found.append, accept=["json"])
@@ -106,7 +157,9 @@ def test_a_message_that_is_requeued_again_and_again_ends_in_the_dead_letter_queu
         assert message.headers["qmq-attempt"] == b"5"
 
 
-def test_a_cancelled_consumer_keeps_what_it_works_on_and_takes_no_more(connection: Any, queue: Any, address: str) -> None:
+def test_a_cancelled_consumer_keeps_what_it_works_on_and_takes_no_more(
+    connection: Any, queue: Any, address: str
+) -> None:
     send(connection, queue, "at work")
     found: list[Any] = []
     consumer = kombu.Consumer(connection, [queue], on_message=found.append, accept=["json"])
@@ -131,14 +184,18 @@ def test_a_cancelled_consumer_keeps_what_it_works_on_and_takes_no_more(connectio
         assert queue(other.default_channel).get() is None
 
 
-def test_no_more_messages_are_handed_out_than_the_prefetch_count(connection: Any, queue: Any, address: str) -> None:
+def test_no_more_messages_are_handed_out_than_the_prefetch_count(
+    connection: Any, queue: Any, address: str
+) -> None:
     send(connection, queue, *range(4))
     assert len(received(connection, queue, 2, prefetch=2)) == 2
     with kombu.Connection(f"qmq://{address}") as other:
         assert [each.payload for each in received(other, queue, 2)] == [2, 3]
 
 
-def test_a_fan_out_reaches_the_queues_that_are_bound_anywhere(connection: Any, address: str) -> None:
+def test_a_fan_out_reaches_the_queues_that_are_bound_anywhere(
+    connection: Any, address: str
+) -> None:
     exchange = kombu.Exchange(f"news-{uuid4().hex}", type="fanout")
     with kombu.Connection(f"qmq://{address}") as other:
         queues = [kombu.Queue(f"{exchange.name}-{n}", exchange, auto_delete=True) for n in range(2)]
@@ -146,17 +203,25 @@ def test_a_fan_out_reaches_the_queues_that_are_bound_anywhere(connection: Any, a
         for each in bound:
             each.declare()
         kombu.Producer(other).publish("hello", exchange=exchange, serializer="json")
-        assert [received(*each, 1)[0].payload for each in ((connection, queues[0]), (other, queues[1]))] == ["hello", "hello"]
+        assert [
+            received(*each, 1)[0].payload for each in ((connection, queues[0]), (other, queues[1]))
+        ] == ["hello", "hello"]
 
 
 def test_topics_are_routed_by_patterns(connection: Any) -> None:
     exchange = kombu.Exchange(f"topic-{uuid4().hex}", type="topic")
-    one, other = (kombu.Queue(f"{exchange.name}-{key.count('#')}", exchange, routing_key=key) for key in ("order.*", "order.#"))
+    one, other = (
+        kombu.Queue(f"{exchange.name}-{key.count('#')}", exchange, routing_key=key)
+        for key in ("order.*", "order.#")
+    )
     producer = kombu.Producer(connection, exchange=exchange)
     for key in ("order.new", "order.new.gift", "invoice.new"):
         producer.publish(key, routing_key=key, declare=[one, other], serializer="json")
     assert [each.payload for each in received(connection, one, 1, no_ack=True)] == ["order.new"]
-    assert sorted(each.payload for each in received(connection, other, 2, no_ack=True)) == ["order.new", "order.new.gift"]
+    assert sorted(each.payload for each in received(connection, other, 2, no_ack=True)) == [
+        "order.new",
+        "order.new.gift",
+    ]
 
 
 def test_an_expired_message_is_not_delivered(connection: Any, queue: Any) -> None:
@@ -166,11 +231,18 @@ def test_an_expired_message_is_not_delivered(connection: Any, queue: Any) -> Non
 
 
 def test_the_most_urgent_message_comes_first(queue: Any, address: str) -> None:
-    with kombu.Connection(f"qmq://{address}", transport_options={"priority_steps": [0, 3, 6, 9]}) as connection:
+    with kombu.Connection(
+        f"qmq://{address}", transport_options={"priority_steps": [0, 3, 6, 9]}
+    ) as connection:
         for body, priority in (("low", 1), ("urgent", 9), ("middle", 4), ("also low", 2)):
             send(connection, queue, body, priority=priority)
         bound = queue(connection.default_channel)
-        assert [bound.get(accept=["json"]).payload for _ in range(4)] == ["urgent", "middle", "low", "also low"]
+        assert [bound.get(accept=["json"]).payload for _ in range(4)] == [
+            "urgent",
+            "middle",
+            "low",
+            "also low",
+        ]
         assert bound.get() is None
 
 
@@ -178,11 +250,17 @@ def test_size_purge_and_deletion_of_a_queue(connection: Any, queue: Any, address
     send(connection, queue, 1, 2)
     bound = queue(connection.default_channel)
     assert bound.queue_declare(passive=True).message_count == 2
-    assert (bound.purge(), bound.queue_declare(passive=True).message_count, bound.purge()) == (2, 0, 0)
+    assert (bound.purge(), bound.queue_declare(passive=True).message_count, bound.purge()) == (
+        2,
+        0,
+        0,
+    )
     assert bound.get() is None
     bound.delete()
     with qmq.blocking.connect(address, state_dir=False) as mq:
-        assert not [each for each in mq.metadata.list_subjects() if each.settings.name == queue.name]
+        assert not [
+            each for each in mq.metadata.list_subjects() if each.settings.name == queue.name
+        ]
     with pytest.raises(Exception, match="NOT_FOUND"):
         bound.queue_declare(passive=True)
 
@@ -192,7 +270,9 @@ def test_nothing_comes_from_an_empty_queue(connection: Any, queue: Any) -> None:
         connection.drain_events(timeout=0.1)
 
 
-def test_a_message_of_another_program_goes_to_the_dead_letter_queue(connection: Any, queue: Any, address: str) -> None:
+def test_a_message_of_another_program_goes_to_the_dead_letter_queue(
+    connection: Any, queue: Any, address: str
+) -> None:
     with qmq.blocking.connect(address, state_dir=False) as mq:
         mq.send(queue.name, b"not from kombu")
         send(connection, queue, "from kombu")
@@ -203,9 +283,17 @@ def test_a_message_of_another_program_goes_to_the_dead_letter_queue(connection: 
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["x", "1e9", "²", "2026-13-01"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["x", "1e9", "²", "2026-13-01"]),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.sampled_from([*PARTS, "__type__", "__value__"]), inner, max_size=6)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.text() | st.sampled_from([*PARTS, "__type__", "__value__"]), inner, max_size=6
+        )
     ),
 )
 
@@ -213,18 +301,26 @@ JSON = st.recursive(
 def a_header(headers: dict[str, Any] | None = None, **properties: Any) -> dict[str, Any]:
     delivery = {"exchange": "", "routing_key": "q"}
     kinds = {"content-type": "application/json", "content-encoding": "utf-8"}
-    return {**kinds, "headers": headers or {}, "properties": {"delivery_info": delivery, **properties}}
+    return {
+        **kinds,
+        "headers": headers or {},
+        "properties": {"delivery_info": delivery, **properties},
+    }
 
 
 @given(
-    st.binary() | JSON.map(json.dumps).map(str.encode) | st.sampled_from([b"[" * 5_000, b"[]", b"7", b'{"properties": null}']),
+    st.binary()
+    | JSON.map(json.dumps).map(str.encode)
+    | st.sampled_from([b"[" * 5_000, b"[]", b"7", b'{"properties": null}']),
     st.sampled_from(PARTS) | st.none(),
     JSON,
 )
 def test_any_header_is_a_message_or_a_reason(header: bytes, part: str | None, value: Any) -> None:
     if part is not None:
         whole = a_header({"task": "t", "id": "i"}, expiration="5")
-        place = next((each for each in (whole, whole["properties"]) if part in each), whole["headers"])
+        place = next(
+            (each for each in (whole, whole["properties"]) if part in each), whole["headers"]
+        )
         place[part] = value
         header = json.dumps(whole).encode()
     try:
@@ -241,8 +337,16 @@ def test_any_command_revokes_tasks_by_their_names(command: bytes) -> None:
     assert all(isinstance(each, str) for each in envelope.revoked_tasks(command))
 
 
-def test_a_message_that_no_worker_can_read_is_set_aside_alone(connection: Any, queue: Any, address: str) -> None:
-    poison = [b"[]", b"{}", b'{"properties": 5}', b"[" * 3_000, json.dumps(a_header(expiration="x")).encode()]
+def test_a_message_that_no_worker_can_read_is_set_aside_alone(
+    connection: Any, queue: Any, address: str
+) -> None:
+    poison = [
+        b"[]",
+        b"{}",
+        b'{"properties": 5}',
+        b"[" * 3_000,
+        json.dumps(a_header(expiration="x")).encode(),
+    ]
     with qmq.blocking.connect(address, state_dir=False) as mq:
         for each in poison:
             mq.send(queue.name, b"poison", headers={"kombu": each.decode()})
@@ -258,9 +362,20 @@ def test_a_message_that_no_worker_can_read_is_set_aside_alone(connection: Any, q
     ("field", "value"),
     [
         *[("stamped_headers", each) for each in (5, [[]], ["\ud800"])],
-        *[("timelimit", each) for each in ([10**400, None], [None, -1], [float("nan"), None], [1], 5)],
+        *[
+            ("timelimit", each)
+            for each in ([10**400, None], [None, -1], [float("nan"), None], [1], 5)
+        ],
         *[("retries", each) for each in (10**400, -1, "1", 1.5)],
-        *[("stamps", 5), ("group_index", {}), ("id", "a\0b"), ("root_id", []), ("chord", 5), ("errbacks", [5]), ("argsrepr", 5)],
+        *[
+            ("stamps", 5),
+            ("group_index", {}),
+            ("id", "a\0b"),
+            ("root_id", []),
+            ("chord", 5),
+            ("errbacks", [5]),
+            ("argsrepr", 5),
+        ],
     ],
 )
 def test_a_field_that_no_worker_of_celery_can_use_is_a_reason(field: str, value: Any) -> None:
@@ -278,20 +393,36 @@ def test_other_programs_may_use_the_names_of_a_tasks_fields(connection: Any, que
 def test_an_event_without_a_routing_key_ends_no_monitor(connection: Any, address: str) -> None:
     """Celery's monitors bind their queues with a pattern, with which a channel compares the routing key of each event."""
     exchange = kombu.Exchange(f"celeryev.{uuid4().hex}", type="topic")
-    monitor = kombu.Queue(f"monitor-{uuid4().hex}", exchange, routing_key="worker.#", auto_delete=True)
+    monitor = kombu.Queue(
+        f"monitor-{uuid4().hex}", exchange, routing_key="worker.#", auto_delete=True
+    )
     found: list[Any] = []
-    with kombu.Consumer(connection, [monitor], callbacks=[lambda body, _: found.append(body)], no_ack=True, accept=["json"]):
+    with kombu.Consumer(
+        connection,
+        [monitor],
+        callbacks=[lambda body, _: found.append(body)],
+        no_ack=True,
+        accept=["json"],
+    ):
         with qmq.blocking.connect(address, state_dir=False) as mq:
             header = a_header()
             header["properties"]["delivery_info"] = {"exchange": exchange.name, "routing_key": None}
-            mq.send(envelope.name_of(f"kombu.exchange.{exchange.name}"), b"{}", headers={"kombu": json.dumps(header)})
-        kombu.Producer(connection).publish("good", exchange=exchange, routing_key="worker.online", serializer="json")
+            mq.send(
+                envelope.name_of(f"kombu.exchange.{exchange.name}"),
+                b"{}",
+                headers={"kombu": json.dumps(header)},
+            )
+        kombu.Producer(connection).publish(
+            "good", exchange=exchange, routing_key="worker.online", serializer="json"
+        )
         while not found:
             connection.drain_events(timeout=SOON_S)
     assert found == ["good"]
 
 
-def test_a_task_whose_body_no_worker_can_read_is_set_aside(connection: Any, queue: Any, address: str) -> None:
+def test_a_task_whose_body_no_worker_can_read_is_set_aside(
+    connection: Any, queue: Any, address: str
+) -> None:
     """Celery's worker reads the body in the callback, where nothing catches what it raises."""
     tasks: list[Any] = []
 
@@ -317,7 +448,10 @@ def test_what_the_application_raises_reaches_it(connection: Any, queue: Any) -> 
         raise LookupError(message.payload)
 
     send(connection, queue, "payload")
-    with kombu.Consumer(connection, [queue], on_message=fail, accept=["json"]), pytest.raises(LookupError, match="payload"):
+    with (
+        kombu.Consumer(connection, [queue], on_message=fail, accept=["json"]),
+        pytest.raises(LookupError, match="payload"),
+    ):
         connection.drain_events(timeout=SOON_S)
 
 
@@ -326,16 +460,48 @@ def test_what_the_application_raises_reaches_it(connection: Any, queue: Any) -> 
     [
         ("qmq://localhost/app2", {}, "prefix"),
         ("qmq://token@localhost", {}, "qmq://:TOKEN@host"),
-        ("qmq://localhost", {"transport_options": {"visibility_timeout": 3600}}, "visibility_timeout"),
+        (
+            "qmq://localhost",
+            {"transport_options": {"visibility_timeout": 3600}},
+            "visibility_timeout",
+        ),
         ("qmq://localhost", {"transport_options": {"lease": 30}}, "lease is a timedelta"),
-        ("qmq://localhost", {"transport_options": {"queue_order_strategy": "sorted"}}, "no transport options queue_order_strategy"),
-        ("qmq://localhost", {"transport_options": {"client_properties": {}}}, "no transport options client_properties"),
-        ("qmq://localhost", {"transport_options": {"confirm_publish": False}}, "confirms every publish"),
-        ("qmq://localhost", {"transport_options": {"stream_exchanges": "celeryev"}}, "are a list of str, not str"),
-        ("qmq://localhost", {"transport_options": {"priority_steps": "0369"}}, "priority_steps is a list of numbers"),
-        ("qmq://localhost", {"transport_options": {"priority_steps": [0, 256]}}, "priority_steps is a list of numbers"),
+        (
+            "qmq://localhost",
+            {"transport_options": {"queue_order_strategy": "sorted"}},
+            "no transport options queue_order_strategy",
+        ),
+        (
+            "qmq://localhost",
+            {"transport_options": {"client_properties": {}}},
+            "no transport options client_properties",
+        ),
+        (
+            "qmq://localhost",
+            {"transport_options": {"confirm_publish": False}},
+            "confirms every publish",
+        ),
+        (
+            "qmq://localhost",
+            {"transport_options": {"stream_exchanges": "celeryev"}},
+            "are a list of str, not str",
+        ),
+        (
+            "qmq://localhost",
+            {"transport_options": {"priority_steps": "0369"}},
+            "priority_steps is a list of numbers",
+        ),
+        (
+            "qmq://localhost",
+            {"transport_options": {"priority_steps": [0, 256]}},
+            "priority_steps is a list of numbers",
+        ),
         ("qmq://localhost", {"transport_options": {"prefix": 5}}, "prefix is a text"),
-        ("qmq://localhost", {"transport_options": {"delivery_timeout": timedelta(0)}}, "delivery_timeout is a timedelta longer than 0"),
+        (
+            "qmq://localhost",
+            {"transport_options": {"delivery_timeout": timedelta(0)}},
+            "delivery_timeout is a timedelta longer than 0",
+        ),
         ("qmq://localhost", {"ssl": True}, "qmq.Tls"),
     ],
 )
@@ -349,12 +515,16 @@ def test_an_address_of_ipv6_is_reached() -> None:
         listening.bind(("::1", 0))
         listening.listen()
         with pytest.raises(qmq.errors.NotConnected):
-            kombu.Connection(f"qmq://[::1]:{listening.getsockname()[1]}", connect_timeout=0.5).connect()
+            kombu.Connection(
+                f"qmq://[::1]:{listening.getsockname()[1]}", connect_timeout=0.5
+            ).connect()
         listening.settimeout(SOON_S)
         listening.accept()[0].close()
 
 
-def test_a_message_that_cannot_be_stored_is_an_error_within_the_transports_time(queue: Any, tmp_path: Path) -> None:
+def test_a_message_that_cannot_be_stored_is_an_error_within_the_transports_time(
+    queue: Any, tmp_path: Path
+) -> None:
     node = NodeProcess(tmp_path)
     options = {"delivery_timeout": timedelta(milliseconds=100)}
     with kombu.Connection(f"qmq://{node.start()}", transport_options=options) as made:
@@ -366,7 +536,9 @@ def test_a_message_that_cannot_be_stored_is_an_error_within_the_transports_time(
             send(made, queue, 2)
 
 
-def test_a_task_is_cancelled_beside_delayed_messages_whose_keys_are_no_text(connection: Any, queue: Any, address: str) -> None:
+def test_a_task_is_cancelled_beside_delayed_messages_whose_keys_are_no_text(
+    connection: Any, queue: Any, address: str
+) -> None:
     with qmq.blocking.connect(address, state_dir=False) as mq:
         for key in (b"\xff\x00", b"task-1"):
             mq.send(queue.name, b"0", key=key, delay=timedelta(days=1))
@@ -377,13 +549,19 @@ def test_a_task_is_cancelled_beside_delayed_messages_whose_keys_are_no_text(conn
 
 
 def test_a_dead_address_is_an_error_of_the_connection() -> None:
-    with pytest.raises(kombu.exceptions.OperationalError), kombu.Connection("qmq://127.0.0.1:1") as connection:
+    with (
+        pytest.raises(kombu.exceptions.OperationalError),
+        kombu.Connection("qmq://127.0.0.1:1") as connection,
+    ):
         connection.ensure_connection(max_retries=1, timeout=1)
 
 
 def test_a_queue_name_becomes_a_subject_that_no_other_queue_has() -> None:
     assert envelope.name_of("celery") == "celery"
-    names = [envelope.name_of(each) for each in ("a@b", "a-b", "a/b", "a b", ".a", "", "x" * 300, "x" * 301)]
+    names = [
+        envelope.name_of(each)
+        for each in ("a@b", "a-b", "a/b", "a b", ".a", "", "x" * 300, "x" * 301)
+    ]
     assert len(set(names)) == len(names)
     assert all(qmq.SubjectConfig(each).name == each for each in names)
 

@@ -18,7 +18,9 @@ from qmq.integrations.dramatiq import DramatiqBroker
 from qmq.integrations.faststream import QmqBroker as FastStreamBroker
 from qmq.integrations.taskiq import QmqBroker as TaskiqBroker
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::RuntimeWarning", "ignore::DeprecationWarning"
+)
 TASK = BrokerMessage(task_id="1", task_name="t", message=b"{}", labels={})
 
 

@@ -36,14 +36,18 @@ async def cluster() -> AsyncIterator[TestCluster]:
 async def broker(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[QmqBroker]:
     """A broker whose client is on the test's clock."""
     monkeypatch.setattr(qmq, "connect", lambda _addresses, **options: cluster.client(**options))
-    made = QmqBroker(subject=f"taskiq-{uuid4().hex[:8]}").with_result_backend(taskiq.InMemoryBroker().result_backend)
+    made = QmqBroker(subject=f"taskiq-{uuid4().hex[:8]}").with_result_backend(
+        taskiq.InMemoryBroker().result_backend
+    )
     await made.startup()
     yield made
     await made.shutdown()
 
 
 @asynccontextmanager
-async def working(broker: QmqBroker, ack: AcknowledgeType = AcknowledgeType.WHEN_SAVED) -> AsyncIterator[None]:
+async def working(
+    broker: QmqBroker, ack: AcknowledgeType = AcknowledgeType.WHEN_SAVED
+) -> AsyncIterator[None]:
     """Taskiq's receiver, as its workers have it."""
     finish = asyncio.Event()
     broker.is_worker_process = True
@@ -86,7 +90,9 @@ async def test_a_task_is_acknowledged_after_it_ran(broker: QmqBroker, cluster: T
         assert not await consumer.pull(1, timedelta(milliseconds=200))
 
 
-async def test_a_task_with_a_delay_waits_at_the_broker(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_a_task_with_a_delay_waits_at_the_broker(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     task, seen = counter(broker)
     await task.kicker().with_labels(delay=DAY.total_seconds()).kiq(1)
     async with working(broker):
@@ -96,7 +102,9 @@ async def test_a_task_with_a_delay_waits_at_the_broker(broker: QmqBroker, cluste
         await eventually(lambda: seen == [1], within_s=SOON_S)
 
 
-async def test_a_declared_delay_is_the_pause_between_attempts_and_not_before_the_first(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_a_declared_delay_is_the_pause_between_attempts_and_not_before_the_first(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     broker.add_middlewares(taskiq.SmartRetryMiddleware(use_jitter=False))
     runs: list[int] = []
 
@@ -104,7 +112,9 @@ async def test_a_declared_delay_is_the_pause_between_attempts_and_not_before_the
         runs.append(n)
         raise ValueError
 
-    task = broker.task(task_name=uuid4().hex, retry_on_error=True, max_retries=2, delay=DAY.total_seconds())(flaky)
+    task = broker.task(
+        task_name=uuid4().hex, retry_on_error=True, max_retries=2, delay=DAY.total_seconds()
+    )(flaky)
     async with working(broker):
         await task.kiq(1)
         await eventually(lambda: runs == [1], within_s=SOON_S)
@@ -115,9 +125,13 @@ async def test_a_declared_delay_is_the_pause_between_attempts_and_not_before_the
         await eventually(lambda: runs == [1, 1, 2], within_s=SOON_S)
 
 
-async def test_a_schedule_by_time_runs_without_a_scheduler_and_can_be_deleted(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_a_schedule_by_time_runs_without_a_scheduler_and_can_be_deleted(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     source, (task, seen) = QmqScheduleSource(broker), counter(broker)
-    kept, deleted = [await task.schedule_by_time(source, cluster.clock.now() + DAY, n) for n in (1, 2)]
+    kept, deleted = [
+        await task.schedule_by_time(source, cluster.clock.now() + DAY, n) for n in (1, 2)
+    ]
     assert [each.key async for each in source.pending()] == [kept.schedule_id, deleted.schedule_id]
     await deleted.unschedule()
     async with working(broker):
@@ -128,7 +142,9 @@ async def test_a_schedule_by_time_runs_without_a_scheduler_and_can_be_deleted(br
         await deleted.unschedule()
 
 
-async def test_a_schedule_by_cron_runs_again_and_again_until_it_is_deleted(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_a_schedule_by_cron_runs_again_and_again_until_it_is_deleted(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     source, (task, seen) = QmqScheduleSource(broker), counter(broker)
     made = await task.schedule_by_cron(source, "0 9 * * *", 7)
     async with working(broker):
@@ -139,7 +155,9 @@ async def test_a_schedule_by_cron_runs_again_and_again_until_it_is_deleted(broke
     assert seen == [7, 7, 7]
 
 
-async def test_each_run_of_a_cron_schedule_has_its_own_id_unless_the_schedule_has_one(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_each_run_of_a_cron_schedule_has_its_own_id_unless_the_schedule_has_one(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     source, ids = QmqScheduleSource(broker), dict[str, list[str]]()
 
     async def note(name: str, context: Annotated[taskiq.Context, taskiq.TaskiqDepends()]) -> None:
@@ -163,7 +181,9 @@ async def test_what_a_schedule_cannot_be_is_refused(broker: QmqBroker) -> None:
         await task.schedule_by_cron(source, CronSpec(offset=timedelta(hours=1)), 1)
 
 
-async def test_a_task_whose_worker_vanished_runs_at_another(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_a_task_whose_worker_vanished_runs_at_another(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     task, seen = counter(broker)
     await task.kiq(1)
     gone = cluster.client(at="gone").consumer(broker.subject, broker.group, ack="explicit")
@@ -173,7 +193,9 @@ async def test_a_task_whose_worker_vanished_runs_at_another(broker: QmqBroker, c
         await eventually(lambda: seen == [1], within_s=SOON_S)
 
 
-async def test_a_message_that_is_no_task_is_set_aside_and_its_neighbours_run(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_a_message_that_is_no_task_is_set_aside_and_its_neighbours_run(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     task, seen = counter(broker)
     for body in (b"", b"no task", b"[" * 5_000, b'{"task_id": 1}'):
         await cluster.client().send(broker.subject, body)
@@ -185,7 +207,9 @@ async def test_a_message_that_is_no_task_is_set_aside_and_its_neighbours_run(bro
     assert found == {b"", b"no task", b"[" * 5_000, b'{"task_id": 1}'}
 
 
-async def test_a_task_that_the_worker_does_not_know_is_not_lost(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_a_task_that_the_worker_does_not_know_is_not_lost(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     other = QmqBroker(subject=broker.subject)
     await other.startup()
     unknown, _ = counter(other)
@@ -200,7 +224,9 @@ async def test_a_task_that_the_worker_does_not_know_is_not_lost(broker: QmqBroke
     await other.shutdown()
 
 
-async def test_a_worker_that_stops_finishes_its_task_and_takes_no_more(broker: QmqBroker, cluster: TestCluster) -> None:
+async def test_a_worker_that_stops_finishes_its_task_and_takes_no_more(
+    broker: QmqBroker, cluster: TestCluster
+) -> None:
     begun, may_end, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def work(n: int) -> None:
@@ -209,7 +235,9 @@ async def test_a_worker_that_stops_finishes_its_task_and_takes_no_more(broker: Q
 
     task = broker.task(task_name=uuid4().hex)(work)
     broker.is_worker_process = True
-    receiver = asyncio.create_task(Receiver(broker, run_startup=False, max_async_tasks=1).listen(finish))
+    receiver = asyncio.create_task(
+        Receiver(broker, run_startup=False, max_async_tasks=1).listen(finish)
+    )
     running = await task.kiq(1)
     await begun.wait()
     waiting = await task.kiq(2)

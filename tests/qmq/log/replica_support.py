@@ -47,7 +47,11 @@ _MEMORY_BYTES_MIN = 1 << 30
 
 def memory() -> Path | None:
     """A folder in memory, if there is one: thousands of syncs of a real disk take long, and matter to no test here."""
-    return _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES_MIN else None
+    return (
+        _MEMORY
+        if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES_MIN
+        else None
+    )
 
 
 QUEUES = (("a", 0), ("b", 0), ("c", 0))
@@ -67,9 +71,16 @@ SMALL = small()
 
 
 def opened(
-    folder: Path, config: LogConfig = SMALL, *, clock: ManualClock | None = None, until: int | None = None, disk: Disk | None = None
+    folder: Path,
+    config: LogConfig = SMALL,
+    *,
+    clock: ManualClock | None = None,
+    until: int | None = None,
+    disk: Disk | None = None,
 ) -> Store:
-    return open_store(folder, config, clock or ManualClock(), is_replicated=True, until=until, disk=disk)
+    return open_store(
+        folder, config, clock or ManualClock(), is_replicated=True, until=until, disk=disk
+    )
 
 
 def state_of(store: Store) -> State:
@@ -92,7 +103,9 @@ def state_of(store: Store) -> State:
 def entries_of_index(store: Store) -> dict[tuple[str, int], list[Any]]:
     """The consume logs."""
     return {
-        (queue.id.subject, queue.id.partition): [entry for _, entry in queue.index.scan(queue.index.first)]
+        (queue.id.subject, queue.id.partition): [
+            entry for _, entry in queue.index.scan(queue.index.first)
+        ]
         for queue in store.queues.values()
         if queue.next_sequence or queue.shares
     }
@@ -100,7 +113,11 @@ def entries_of_index(store: Store) -> dict[tuple[str, int], list[Any]]:
 
 def files(folder: Path) -> dict[str, bytes]:
     """Both logs, byte for byte."""
-    return {f"{log}/{path.name}": path.read_bytes() for log in ("message", "action") for path in sorted((folder / log).iterdir())}
+    return {
+        f"{log}/{path.name}": path.read_bytes()
+        for log in ("message", "action")
+        for path in sorted((folder / log).iterdir())
+    }
 
 
 class History:
@@ -144,8 +161,15 @@ class Traffic:
     def produce(self) -> None:
         queue = self.store.open_queue(*self.random.choice(QUEUES))
         self.number += 1
-        again = max(self.number - self.random.randrange(3), 1) if self.random.random() < 0.2 else self.number
-        bodies = [bytes([65 + self.number % 26]) * self.random.randrange(200) for _ in range(self.random.randrange(1, 4))]
+        again = (
+            max(self.number - self.random.randrange(3), 1)
+            if self.random.random() < 0.2
+            else self.number
+        )
+        bodies = [
+            bytes([65 + self.number % 26]) * self.random.randrange(200)
+            for _ in range(self.random.randrange(1, 4))
+        ]
         self.store.append([intake(queue, bodies, producer=self.random.randrange(3), number=again)])
         self.history.note(self.store, self.store.index)
 
@@ -154,7 +178,9 @@ class Traffic:
         queue = self.store.open_queue(*self.random.choice(QUEUES))
         for _ in range(count):
             self.number += 1
-            self.store.append([intake(queue, [b"x"], producer=1 << 40 | self.number, number=self.number)])
+            self.store.append(
+                [intake(queue, [b"x"], producer=1 << 40 | self.number, number=self.number)]
+            )
             self.history.note(self.store, self.store.index)
 
     def park(self, count: int) -> None:
@@ -165,12 +191,21 @@ class Traffic:
         elif share.holder(share.next_token - 1) is None:
             self.store.act(LaneGrant(*LANE, "c", 0, 8, "i", 1000))
         elif self.random.random() < 0.1:
-            self.store.act(LaneUnpark(*LANE, "", self.random.choice(sorted(share.parked) or [b"0"]), self.random.random() < 0.5))
+            self.store.act(
+                LaneUnpark(
+                    *LANE,
+                    "",
+                    self.random.choice(sorted(share.parked) or [b"0"]),
+                    self.random.random() < 0.5,
+                )
+            )
         else:
             for _ in range(count):
                 self.number += 1
                 lp = self.random.randrange(3)
-                self.store.act(LanePark(*LANE, "c", share.next_token - 1, self.number, lp, b"%d" % lp))
+                self.store.act(
+                    LanePark(*LANE, "c", share.next_token - 1, self.number, lp, b"%d" % lp)
+                )
         self.write()
 
     def write(self) -> None:
@@ -198,7 +233,10 @@ class Traffic:
         last = share.holders[consumer].next_pull
         chance = self.random.random()
         if chance < 0.5:
-            ranges = [Pulled(item.first, item.count, item.attempt) for item in share.due(1 << 50, self.random.randrange(4))]
+            ranges = [
+                Pulled(item.first, item.count, item.attempt)
+                for item in share.due(1 << 50, self.random.randrange(4))
+            ]
             count = min(self.random.randrange(5), next_sequence - share.next_sequence)
             if count:
                 ranges.append(Pulled(share.next_sequence, count, 1))
@@ -207,7 +245,11 @@ class Traffic:
         elif chance < 0.85:
             first = max(last - self.random.randrange(8), 0)
             verdict = self.random.choice(list(Verdict))
-            self.store.act(SettleAction(*where, consumer, 7, ((first, first + self.random.randrange(4), verdict, 5),)))
+            self.store.act(
+                SettleAction(
+                    *where, consumer, 7, ((first, first + self.random.randrange(4), verdict, 5),)
+                )
+            )
         elif chance < 0.9:
             self.store.act(Return(*where, consumer, max(last - 2, 0)))
         elif chance < 0.97:
@@ -216,7 +258,9 @@ class Traffic:
             self.store.act(Reset(*where, "", self.random.randrange(next_sequence + 1)))
 
 
-def read_from(master: Store, slave: Store, bytes_max: int, *, from_files: bool) -> WriteStretch | None:
+def read_from(
+    master: Store, slave: Store, bytes_max: int, *, from_files: bool
+) -> WriteStretch | None:
     """What the master sends next; None if the master no longer has it."""
     place = (slave.messages.end, slave.actions.end)
     found = None if from_files else master.tail.read(place, slave.index, bytes_max)
@@ -236,7 +280,9 @@ def feed(master: Store, slave: Store, bytes_max: int = 4096, *, from_files: bool
     return True
 
 
-def feed_all(master: Store, slave: Store, bytes_max: int = 4096, *, from_files: bool = False) -> None:
+def feed_all(
+    master: Store, slave: Store, bytes_max: int = 4096, *, from_files: bool = False
+) -> None:
     while feed(master, slave, bytes_max, from_files=from_files):
         pass
 
@@ -253,7 +299,14 @@ def flush(store: Store) -> None:
     store.end_flush(plan)
 
 
-def master_at(folder: Path, *, seed: int = 1, steps: int = 60, config: LogConfig = SMALL, clock: ManualClock | None = None) -> Traffic:
+def master_at(
+    folder: Path,
+    *,
+    seed: int = 1,
+    steps: int = 60,
+    config: LogConfig = SMALL,
+    clock: ManualClock | None = None,
+) -> Traffic:
     """A master that has seen some traffic."""
     store = opened(folder, config, clock=clock)
     store.append_barrier(1)

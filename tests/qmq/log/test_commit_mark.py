@@ -30,7 +30,16 @@ def mark_of(store: Store) -> CommitMark:
 def place_behind(store: Store, index: int) -> tuple[int, int]:
     """The position after the entries up to an index, from the logs themselves."""
     ends = [
-        max([segments.start, *[each.end for each in walk(segments, segments.start) if each.envelope.index <= index]])
+        max(
+            [
+                segments.start,
+                *[
+                    each.end
+                    for each in walk(segments, segments.start)
+                    if each.envelope.index <= index
+                ],
+            ]
+        )
         for segments in store.logs
     ]
     return ends[0], ends[1]
@@ -49,7 +58,9 @@ def check_lags(store: Store, committed: int) -> None:
 
 def test_mark_is_as_its_format_says_and_comes_back_as_it_was() -> None:
     data = commit_mark.encode(SOME)
-    magic, crc, version, reserved, index, epoch, messages, actions, time_ms, more = unpack("<4sIIIqqqqqq", data)
+    magic, crc, version, reserved, index, epoch, messages, actions, time_ms, more = unpack(
+        "<4sIIIqqqqqq", data
+    )
     assert (magic, crc, version, reserved, more) == (b"QMM1", crc32c(data[8:]), 1, 0, 0)
     assert (index, epoch, messages, actions, time_ms) == SOME
     assert commit_mark.decode(data) == SOME
@@ -191,7 +202,10 @@ def test_clean_stop_leaves_a_mark_of_everything(tmp_path: Path) -> None:
     store = alone(tmp_path)
     send(store, 1)
     close_store(store)
-    assert (mark_of(store).index, mark_of(store).message_position) == (store.index, store.messages.end)
+    assert (mark_of(store).index, mark_of(store).message_position) == (
+        store.index,
+        store.messages.end,
+    )
 
 
 def test_replica_that_stops_with_uncommitted_entries_does_not_name_them(tmp_path: Path) -> None:
@@ -207,7 +221,9 @@ def test_replica_that_stops_with_uncommitted_entries_does_not_name_them(tmp_path
 
 @pytest.mark.parametrize("is_replicated", [True, False])
 @pytest.mark.parametrize("log", [0, 1])
-def test_mark_of_what_a_power_cut_took_is_removed_before_anything_is_appended(tmp_path: Path, is_replicated: bool, log: int) -> None:
+def test_mark_of_what_a_power_cut_took_is_removed_before_anything_is_appended(
+    tmp_path: Path, is_replicated: bool, log: int
+) -> None:
     store = opened(tmp_path) if is_replicated else alone(tmp_path)
     Traffic(store, Random(4)).run(60)
     store.write_actions()
@@ -223,7 +239,9 @@ def test_mark_of_what_a_power_cut_took_is_removed_before_anything_is_appended(tm
 
 
 @pytest.mark.parametrize("is_replicated", [True, False])
-def test_mark_that_does_not_lead_stays_when_the_store_is_opened_again(tmp_path: Path, is_replicated: bool) -> None:
+def test_mark_that_does_not_lead_stays_when_the_store_is_opened_again(
+    tmp_path: Path, is_replicated: bool
+) -> None:
     store = opened(tmp_path) if is_replicated else alone(tmp_path)
     traffic = Traffic(store, Random(4))
     traffic.run(60)

@@ -15,7 +15,10 @@ IOV_MAX = 1024
 
 
 @given(
-    st.lists(st.sampled_from([0, 1, 64, 100 * KIB, 512 * KIB, 512 * KIB + 1, 1_300 * KIB]), max_size=8), st.sampled_from([0, 1, 1023, 2100])
+    st.lists(
+        st.sampled_from([0, 1, 64, 100 * KIB, 512 * KIB, 512 * KIB + 1, 1_300 * KIB]), max_size=8
+    ),
+    st.sampled_from([0, 1, 1023, 2100]),
 )
 def test_chunks_have_all_bytes_in_order_and_a_bounded_size(sizes: list[int], small: int) -> None:
     buffers = [bytes([at]) * size for at, size in enumerate(sizes)]

@@ -27,7 +27,13 @@ def used(folder: Path, partition: int = 0) -> Store:
 
 def is_empty(queue: Queue) -> bool:
     is_unread = queue.start_sequence == queue.visible_sequence == queue.next_sequence == 16
-    return is_unread and not queue.shares and not queue.lanes and queue.sealed is None and queue.index.first == queue.index.count
+    return (
+        is_unread
+        and not queue.shares
+        and not queue.lanes
+        and queue.sealed is None
+        and queue.index.first == queue.index.count
+    )
 
 
 def test_a_dropped_queue_is_empty_and_numbers_continue(tmp_path: Path) -> None:
@@ -36,7 +42,9 @@ def test_a_dropped_queue_is_empty_and_numbers_continue(tmp_path: Path) -> None:
     drop(store, queue)
     assert is_empty(queue)
     (new,) = store.append([intake(queue, [b"new"], number=0)])
-    assert new.base_sequence == 16, "the batch's number was used before the drop, and is not a duplicate"
+    assert new.base_sequence == 16, (
+        "the batch's number was used before the drop, and is not a duplicate"
+    )
 
 
 def test_a_dropped_queue_stays_so_behind_a_kill(tmp_path: Path) -> None:
@@ -82,7 +90,12 @@ def test_a_drop_that_a_crash_cut_in_two_can_be_done_again(tmp_path: Path) -> Non
     store.write_actions()
     store.close()
     queue = queue_of(small_store(tmp_path))
-    assert (queue.start_sequence, queue.next_sequence, queue.shares, queue.lanes) == (17, 17, {}, {})
+    assert (queue.start_sequence, queue.next_sequence, queue.shares, queue.lanes) == (
+        17,
+        17,
+        {},
+        {},
+    )
 
 
 def test_a_drop_opens_a_sealed_partition(tmp_path: Path) -> None:
@@ -96,7 +109,9 @@ def test_a_drop_opens_a_sealed_partition(tmp_path: Path) -> None:
     assert queue_of(small_store(tmp_path), 1).sealed is None
 
 
-def test_groups_stay_forgotten_when_retention_took_the_drop_from_the_message_log(tmp_path: Path) -> None:
+def test_groups_stay_forgotten_when_retention_took_the_drop_from_the_message_log(
+    tmp_path: Path,
+) -> None:
     store = used(tmp_path)
     drop(store, queue_of(store))
     store.write_actions()

@@ -15,7 +15,9 @@ from qmq.wire.batch_columns import BatchFlag
 HOUR_MS = 3_600_000
 
 
-def test_a_batch_with_the_flag_again_is_stored_once_after_its_producer_expired(tmp_path: Path) -> None:
+def test_a_batch_with_the_flag_again_is_stored_once_after_its_producer_expired(
+    tmp_path: Path,
+) -> None:
     clock = ManualClock()
     store = open_store(tmp_path, LogConfig(producer_expiry_ms=HOUR_MS), clock)
     queue = store.open_queue("s", 0)
@@ -30,7 +32,12 @@ def test_a_batch_with_the_flag_again_is_stored_once_after_its_producer_expired(t
 
     assert store.append([intake(queue, [b"x"], producer=producer, flags=BatchFlag.AGAIN)]) == first
     assert queue.next_sequence == 2
-    assert store.append([intake(queue, [b"y"], producer=producer, number=1, flags=BatchFlag.AGAIN)])[0].base_sequence == 2
+    assert (
+        store.append([intake(queue, [b"y"], producer=producer, number=1, flags=BatchFlag.AGAIN)])[
+            0
+        ].base_sequence
+        == 2
+    )
     store.close()
 
 
@@ -38,7 +45,9 @@ def test_batches_outside_the_window_are_found_for_any_producer_clock(tmp_path: P
     clock = ManualClock()
     store = open_store(tmp_path, LogConfig(), clock)
     queue = store.open_queue("s", 0)
-    producer = (clock.now_ms + 10 * CLOCKS_MS) << 20  # born far in the future, as far as the broker can tell
+    producer = (
+        clock.now_ms + 10 * CLOCKS_MS
+    ) << 20  # born far in the future, as far as the broker can tell
     first = store.append([intake(queue, [b"x"], producer=producer)])
     for number in range(1, 3 * WINDOW):
         store.append([intake(queue, [b"x"], producer=producer, number=number)])
@@ -70,7 +79,9 @@ def test_a_producer_whose_clock_is_wrong_by_less_than_a_day_is_recognised(tmp_pa
     store.close()
 
 
-def test_the_highest_number_is_recognised_when_lower_ones_have_pushed_it_out(tmp_path: Path) -> None:
+def test_the_highest_number_is_recognised_when_lower_ones_have_pushed_it_out(
+    tmp_path: Path,
+) -> None:
     """Numbers that were refused come after later ones, so the highest may be the first that the window forgets."""
     clock = ManualClock()
     store = open_store(tmp_path, LogConfig(), clock)

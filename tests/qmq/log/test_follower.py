@@ -40,7 +40,9 @@ from qmq.model import SubjectConfig
 from qmq.wire.batch import ENVELOPE_BYTES
 
 
-def fed_slave(master: Store, folder: Path, *, bytes_max: int = 4096, from_files: bool = False) -> Store:
+def fed_slave(
+    master: Store, folder: Path, *, bytes_max: int = 4096, from_files: bool = False
+) -> Store:
     slave = opened(folder)
     feed_all(master, slave, bytes_max, from_files=from_files)
     return slave
@@ -48,7 +50,9 @@ def fed_slave(master: Store, folder: Path, *, bytes_max: int = 4096, from_files:
 
 @pytest.mark.parametrize("from_files", [False, True])
 @pytest.mark.parametrize("bytes_max", [1, 500, 5_000, 1 << 20])
-def test_a_slave_has_the_masters_files_and_after_the_commit_its_state(tmp_path: Path, bytes_max: int, from_files: bool) -> None:
+def test_a_slave_has_the_masters_files_and_after_the_commit_its_state(
+    tmp_path: Path, bytes_max: int, from_files: bool
+) -> None:
     traffic = master_at(tmp_path / "m", steps=150)
     master = traffic.store
     slave = fed_slave(master, tmp_path / "s", bytes_max=bytes_max, from_files=from_files)
@@ -109,7 +113,11 @@ def test_a_new_master_numbers_on_from_everything_it_has(tmp_path: Path) -> None:
 def places(store: Store, step: int) -> list[int]:
     """Some indexes, and among them all after which a segment begins."""
     logs = (store.messages, store.actions)
-    begins = [next(walk(segments, base)).envelope.index - 1 for segments in logs for base in segments.bases[1:]]
+    begins = [
+        next(walk(segments, base)).envelope.index - 1
+        for segments in logs
+        for base in segments.bases[1:]
+    ]
     return sorted({*begins, *range(1, store.index + 1, step)})
 
 
@@ -130,7 +138,9 @@ def another(tmp_path: Path, index: int, *, was_cut: bool) -> Store:
 
 
 @pytest.mark.parametrize("was_cut", [False, True], ids=["never had it", "was cut too"])
-def test_cutting_back_keeps_earlier_entries_and_another_history_can_follow(tmp_path: Path, was_cut: bool) -> None:
+def test_cutting_back_keeps_earlier_entries_and_another_history_can_follow(
+    tmp_path: Path, was_cut: bool
+) -> None:
     """The other history begins after any index, also where a segment began that the new master never had or has deleted."""
     traffic = master_at(tmp_path / "m", seed=was_cut, steps=40)
     random = Random(was_cut)
@@ -230,7 +240,9 @@ def master_on(disk: Disk, folder: Path) -> Traffic:
 
 
 @pytest.mark.parametrize("log", ["message", "action"])
-def test_a_new_epoch_after_a_failed_segment_leaves_no_segment_without_snapshot(tmp_path: Path, log: str) -> None:
+def test_a_new_epoch_after_a_failed_segment_leaves_no_segment_without_snapshot(
+    tmp_path: Path, log: str
+) -> None:
     disk = NoRoomToBegin()
     traffic = master_on(disk, tmp_path / "m")
     until_roll_fails(disk, traffic, log)
@@ -247,7 +259,9 @@ def test_a_new_epoch_after_a_failed_segment_leaves_no_segment_without_snapshot(t
     assert replay(master) == state_of(master)
 
 
-def test_a_slave_with_an_empty_segment_follows_a_master_without_that_segment(tmp_path: Path) -> None:
+def test_a_slave_with_an_empty_segment_follows_a_master_without_that_segment(
+    tmp_path: Path,
+) -> None:
     """The slave was once a master with a full disk."""
     disk = NoRoomToBegin()
     traffic = master_on(disk, tmp_path / "m")
@@ -294,7 +308,9 @@ def started_over(master: Store, folder: Path) -> Store:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_replica_that_starts_over_gets_the_state_of_a_master_with_a_short_log(tmp_path: Path, seed: int) -> None:
+def test_a_replica_that_starts_over_gets_the_state_of_a_master_with_a_short_log(
+    tmp_path: Path, seed: int
+) -> None:
     config, clock = small(retention_ms=1000), ManualClock()
     traffic = master_at(tmp_path / "m", seed=seed, steps=60 + 10 * seed, config=config, clock=clock)
     master = traffic.store
@@ -351,7 +367,9 @@ def test_retention_on_one_replica_alone_does_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_retention_never_takes_the_segment_that_a_slave_may_be_cut_back_into(tmp_path: Path, seed: int) -> None:
+def test_retention_never_takes_the_segment_that_a_slave_may_be_cut_back_into(
+    tmp_path: Path, seed: int
+) -> None:
     """After any applied entry the log can be cut there, and continues as on a master that has not begun the next segment."""
     config, clock = small(retention_ms=1000), ManualClock()
     traffic = master_at(tmp_path / "m", seed=seed, steps=50, config=config, clock=clock)
@@ -410,7 +428,9 @@ def test_an_entry_of_one_log_is_not_taken_into_the_other(tmp_path: Path) -> None
         follower.check_stretch([WriteRun(1 - run.log, *run[1:]) for run in runs], 0, last)
 
 
-def test_a_run_that_does_not_lie_where_the_log_ends_leaves_the_slave_untouched(tmp_path: Path) -> None:
+def test_a_run_that_does_not_lie_where_the_log_ends_leaves_the_slave_untouched(
+    tmp_path: Path,
+) -> None:
     master, slave, data, last = stretch_bytes(tmp_path)
     runs = follower.unpack_runs(data)
     found = follower.check_stretch(runs, 0, last)
@@ -442,7 +462,9 @@ def test_an_empty_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_checkpoint_on_a_slave_with_pending_entries_reopens_to_all_of_them(tmp_path: Path, seed: int) -> None:
+def test_a_checkpoint_on_a_slave_with_pending_entries_reopens_to_all_of_them(
+    tmp_path: Path, seed: int
+) -> None:
     traffic = master_at(tmp_path / "m", seed=seed, steps=60)
     for committed in range(0, traffic.store.index, 11):
         folder = tmp_path / str(committed)

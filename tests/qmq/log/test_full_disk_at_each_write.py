@@ -66,7 +66,11 @@ class User:
     def work(self) -> None:
         """Every kind of write, also those whose turn comes after one that the disk refuses."""
         for number in range(ROUNDS):
-            for act in (self.send, self.settle, *((self.flush, self.checkpoint) if number % 20 in (4, 19) else ())):
+            for act in (
+                self.send,
+                self.settle,
+                *((self.flush, self.checkpoint) if number % 20 in (4, 19) else ()),
+            ):
                 with suppress(DiskFull):
                     act()
             if number % 10 == 9:
@@ -119,7 +123,9 @@ def use(folder: Path, room: int, refusals: int, end: str) -> int:
 
 @pytest.mark.parametrize("end", ["closed", "killed", "killed at once"])
 @pytest.mark.parametrize("refusals", [1, PLENTY], ids=["for a moment", "for long"])
-def test_a_disk_that_fills_at_any_write_costs_nothing_but_time(tmp_path: Path, refusals: int, end: str) -> None:
+def test_a_disk_that_fills_at_any_write_costs_nothing_but_time(
+    tmp_path: Path, refusals: int, end: str
+) -> None:
     writes = use(tmp_path / "enough", PLENTY, refusals, end)
     assert writes > 2 * ROUNDS
     for room in range(writes):

@@ -25,7 +25,9 @@ apply_to(GroupState(), PullAction("s", 0, "g", "c", (Pulled(0, 1, 1),)))
 
 
 def test_a_broken_invariant_is_noticed_where_asserts_are_removed() -> None:
-    done = subprocess.run([sys.executable, "-O", "-c", _PULL_OF_NOBODY], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", _PULL_OF_NOBODY], capture_output=True, text=True, check=False
+    )
     assert "InvariantBroken: c was handed messages, and is no consumer" in done.stderr
 
 

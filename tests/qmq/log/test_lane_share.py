@@ -9,7 +9,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qmq_ordering.routes import LpRange
 from support.forms import examples
 
-from qmq.log.actions import LaneBegin, LaneDone, LaneFail, LaneGrant, LaneInherit, LanePark, LaneRelease, LaneReset, LaneUnpark
+from qmq.log.actions import (
+    LaneBegin,
+    LaneDone,
+    LaneFail,
+    LaneGrant,
+    LaneInherit,
+    LanePark,
+    LaneRelease,
+    LaneReset,
+    LaneUnpark,
+)
 from qmq.log.lane_state import GroupLaneState, LaneProgress
 from qmq.log.queue import apply_to
 
@@ -37,7 +47,12 @@ class LaneMachine(RuleBasedStateMachine):
         assert token not in self.holders
         self.holders[token] = (first, end)
 
-    @rule(token=st.integers(1, 30), spans=st.lists(st.tuples(st.integers(0, LENGTH - 1), st.integers(1, 5)), min_size=1, max_size=3))
+    @rule(
+        token=st.integers(1, 30),
+        spans=st.lists(
+            st.tuples(st.integers(0, LENGTH - 1), st.integers(1, 5)), min_size=1, max_size=3
+        ),
+    )
     def settle(self, token: int, spans: list[tuple[int, int]]) -> None:
         ranges = tuple((first, min(first + n, LENGTH) - 1) for first, n in spans)
         counted = apply_to(self.share, LaneDone(*NAMES, token, ranges))
@@ -60,7 +75,11 @@ class LaneMachine(RuleBasedStateMachine):
         lp = data.draw(st.integers(first, end - 1))
         key = b"k%d" % lp
         _, sequences = self.parked.get(key, (lp, []))
-        candidates = [at for at in range(LENGTH) if at > max(sequences, default=-1) and (lp, at) not in self.done]
+        candidates = [
+            at
+            for at in range(LENGTH)
+            if at > max(sequences, default=-1) and (lp, at) not in self.done
+        ]
         if candidates:
             at = candidates[0]
             assert apply_to(self.share, LanePark(*NAMES, token, at, lp, key)) == 1
@@ -78,22 +97,36 @@ class LaneMachine(RuleBasedStateMachine):
         if replays:
             self.done -= {(lp, at) for at in sequences}
 
-    @rule(first=st.integers(0, WIDTH - 1), width=st.integers(1, WIDTH), lps=st.sets(st.integers(0, WIDTH - 1)))
+    @rule(
+        first=st.integers(0, WIDTH - 1),
+        width=st.integers(1, WIDTH),
+        lps=st.sets(st.integers(0, WIDTH - 1)),
+    )
     def inherit(self, first: int, width: int, lps: set[int]) -> None:
         end = min(first + width, WIDTH)
         keys = {b"k%d" % lp: lp for lp in lps if first <= lp < end}
         fresh = keys.keys() - self.parked.keys()
-        action = LaneInherit("s", 1, "g", "", first, end, tuple((lp, key) for key, lp in keys.items()))
+        action = LaneInherit(
+            "s", 1, "g", "", first, end, tuple((lp, key) for key, lp in keys.items())
+        )
         assert apply_to(self.share, action) == len(fresh)
-        for key in [key for key, (lp, at) in self.parked.items() if first <= lp < end and not at and key not in keys]:
+        for key in [
+            key
+            for key, (lp, at) in self.parked.items()
+            if first <= lp < end and not at and key not in keys
+        ]:
             del self.parked[key]
         for key in fresh:
             self.parked[key] = (keys[key], [])
-            self.holders = {token: (a, b) for token, (a, b) in self.holders.items() if not a <= keys[key] < b}
+            self.holders = {
+                token: (a, b) for token, (a, b) in self.holders.items() if not a <= keys[key] < b
+            }
 
     @rule()
     def restart(self) -> None:
-        self.share = GroupLaneState.from_state(msgspec.msgpack.decode(msgspec.msgpack.encode(self.share.to_state()), strict=False))
+        self.share = GroupLaneState.from_state(
+            msgspec.msgpack.decode(msgspec.msgpack.encode(self.share.to_state()), strict=False)
+        )
 
     @invariant()
     def is_what_the_model_says(self) -> None:
@@ -103,10 +136,14 @@ class LaneMachine(RuleBasedStateMachine):
                 for at in range(LENGTH):
                     assert part.is_done(at) == ((lp, at) in self.done), (part, lp, at)
         assert {each.token: tuple(each.lps) for each in self.share.holders} == self.holders
-        assert {key: (each.lp, each.sequences) for key, each in self.share.parked.items()} == self.parked
+        assert {
+            key: (each.lp, each.sequences) for key, each in self.share.parked.items()
+        } == self.parked
 
 
-LaneMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
+LaneMachine.TestCase.settings = settings(
+    max_examples=examples(150), stateful_step_count=40, deadline=None
+)
 test_lanes_agree_with_the_model = LaneMachine.TestCase
 
 
@@ -145,7 +182,10 @@ def test_neighbours_that_come_to_the_same_point_are_one_again() -> None:
     right = apply_to(share, LaneGrant(*NAMES, 4, 8, "i", 1000))
     apply_to(share, LaneDone(*NAMES, left, ((0, 9),)))
     apply_to(share, LaneDone(*NAMES, right, ((0, 3), (6, 7))))
-    assert share.progress == [LaneProgress(LpRange(0, 4), 10), LaneProgress(LpRange(4, 8), 4, [(6, 8)])]
+    assert share.progress == [
+        LaneProgress(LpRange(0, 4), 10),
+        LaneProgress(LpRange(4, 8), 4, [(6, 8)]),
+    ]
     apply_to(share, LaneDone(*NAMES, right, ((4, 5), (8, 9))))
     assert share.progress == [LaneProgress(LpRange(0, 8), 10)]
 
@@ -164,6 +204,9 @@ def test_a_range_between_finished_ranges_has_no_finished_sequence() -> None:
     part = LaneProgress(LpRange(0, 8), 4, [(6, 8), (12, 14)])
     spans = [(4, 6), (8, 12), (14, 99)]
     assert all(part.has_none_done(*each) for each in spans)
-    assert not any(part.has_none_done(first - 1, end) or part.has_none_done(first, end + 1) for first, end in spans[:2])
+    assert not any(
+        part.has_none_done(first - 1, end) or part.has_none_done(first, end + 1)
+        for first, end in spans[:2]
+    )
     assert not part.has_none_done(0, 4)
     assert not part.has_none_done(13, 20)

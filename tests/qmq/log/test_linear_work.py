@@ -16,7 +16,19 @@ from support import ManualClock, SmallDisk
 from support.forms import examples
 
 from qmq.errors import DiskFull
-from qmq.log.actions import Begin, Join, LaneBegin, LaneDone, LaneFail, LaneGrant, LanePark, LaneUnpark, PullAction, Pulled, SettleAction
+from qmq.log.actions import (
+    Begin,
+    Join,
+    LaneBegin,
+    LaneDone,
+    LaneFail,
+    LaneGrant,
+    LanePark,
+    LaneUnpark,
+    PullAction,
+    Pulled,
+    SettleAction,
+)
 from qmq.log.group_state import GroupState
 from qmq.log.lane_state import FAILURES_MAX, GroupLaneState, LaneProgress
 from qmq.log.log_config import LogConfig
@@ -86,7 +98,9 @@ def test_a_new_producer_in_a_full_queue_looks_at_no_other() -> None:
     for number in range(PRODUCERS_MAX):
         producers.add(number, 0, Produced(number, number))
     producers.add(0, 1, Produced(PRODUCERS_MAX, PRODUCERS_MAX))
-    assert lines_of(lambda: producers.add(-1, 0, Produced(PRODUCERS_MAX + 1, PRODUCERS_MAX + 1))) < 100
+    assert (
+        lines_of(lambda: producers.add(-1, 0, Produced(PRODUCERS_MAX + 1, PRODUCERS_MAX + 1))) < 100
+    )
     assert producers.window(0) is not None, "it wrote lately"
     assert producers.window(1) is None, "it was silent for the longest time"
 
@@ -132,7 +146,10 @@ def test_actions_that_wait_for_disk_space_are_encoded_once(tmp_path: Path) -> No
     st.sets(st.integers(0, 300), max_size=80),
 )
 def test_many_spans_at_once_do_what_they_do_one_by_one(
-    done_before: int, earlier: list[tuple[int, int]], spans: list[tuple[int, int]], removed: set[int]
+    done_before: int,
+    earlier: list[tuple[int, int]],
+    spans: list[tuple[int, int]],
+    removed: set[int],
 ) -> None:
     part, model = LaneProgress(LpRange(0, 8), done_before), set(range(done_before))
     for first, count in earlier:

@@ -21,7 +21,11 @@ def logs(store: Store) -> tuple[Segments, Segments]:
 
 
 def in_order(store: Store) -> list[tuple[int, Entry]]:
-    found = [(log, entry) for log, segments in enumerate(logs(store)) for entry in walk(segments, segments.start)]
+    found = [
+        (log, entry)
+        for log, segments in enumerate(logs(store))
+        for entry in walk(segments, segments.start)
+    ]
     return sorted(found, key=lambda each: each[1].envelope.index)
 
 
@@ -31,7 +35,9 @@ def traffic(tmp_path: Path) -> Traffic:
 
 
 @pytest.mark.parametrize("bytes_max", [1, 700, 3_000, 1 << 20])
-def test_entries_come_in_the_order_of_their_index_each_once_with_their_places(traffic: Traffic, bytes_max: int) -> None:
+def test_entries_come_in_the_order_of_their_index_each_once_with_their_places(
+    traffic: Traffic, bytes_max: int
+) -> None:
     store = traffic.store
     expected = in_order(store)
     place, after, found = (0, 0), 0, []
@@ -65,13 +71,17 @@ def test_expired_messages_are_reported_as_gone(traffic: Traffic) -> None:
 
 
 @pytest.mark.parametrize("offset", [3, ENVELOPE_BYTES + 1])
-def test_damage_is_reported_with_its_place_and_entries_before_it_are_served(traffic: Traffic, offset: int) -> None:
+def test_damage_is_reported_with_its_place_and_entries_before_it_are_served(
+    traffic: Traffic, offset: int
+) -> None:
     store = traffic.store
     entries = in_order(store)
     for at, (log, entry) in list(enumerate(entries))[1::7]:
         segments = logs(store)[log]
         whole = segments.read(entry.position, entry.envelope.total_bytes)
-        segments.mend(entry.position, whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+        segments.mend(
+            entry.position, whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :]
+        )
         stretch = read_merged(logs(store), (0, 0), 0, 1 << 30)
         assert stretch is not None
         # With a damaged envelope it is unknown how its log continues, so the other log may be served only up to the entry before.

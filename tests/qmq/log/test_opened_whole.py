@@ -28,7 +28,9 @@ def with_large_snapshots(folder: Path) -> Store:
     for number in range(7):
         queue = store.open_queue(f"{number}", 0)
         store.append([intake(queue, [b"idle"])])
-        queue.producers = Producers.from_state({(1 << 62) + at: window for at in range(SNAPSHOT_BYTES // 250)})
+        queue.producers = Producers.from_state(
+            {(1 << 62) + at: window for at in range(SNAPSHOT_BYTES // 250)}
+        )
     fill(store)
     return store
 
@@ -42,7 +44,11 @@ def fill(store: Store) -> None:
 
 
 def snapshots(store: Store, base: int) -> int:
-    entries = [each for each in walk(store.messages, base) if each.position < store.messages.segment_end(base)]
+    entries = [
+        each
+        for each in walk(store.messages, base)
+        if each.position < store.messages.segment_end(base)
+    ]
     return sum([each.envelope.kind == Kind.SNAPSHOT for each in entries])
 
 

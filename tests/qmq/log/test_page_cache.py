@@ -52,7 +52,9 @@ def test_a_part_that_was_loaded_is_in_the_page_cache(fd: int, kernel_tells: bool
     assert disk.is_cached(fd, 2 * MIB, at) is kernel_tells
 
 
-def test_what_is_in_the_page_cache_is_not_read_again(fd: int, kernel_tells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_the_page_cache_is_not_read_again(
+    fd: int, kernel_tells: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = count_reads(monkeypatch)
     disk.load(fd, SIZE, 0)
     assert sum(sizes) == (0 if kernel_tells else SIZE)
@@ -62,8 +64,12 @@ def untold(_fd: int, _size: int, _at: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("size", "at"), [(SIZE, 0), (1, 0), (1, SIZE - 1), (3 * MIB + 1, 7), (64 * 1024, 12)])
-def test_each_byte_is_read_once_by_few_calls(fd: int, monkeypatch: pytest.MonkeyPatch, size: int, at: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "at"), [(SIZE, 0), (1, 0), (1, SIZE - 1), (3 * MIB + 1, 7), (64 * 1024, 12)]
+)
+def test_each_byte_is_read_once_by_few_calls(
+    fd: int, monkeypatch: pytest.MonkeyPatch, size: int, at: int
+) -> None:
     monkeypatch.setattr(disk, "is_cached", untold)
     sizes = count_reads(monkeypatch)
     disk.load(fd, size, at)
@@ -72,7 +78,9 @@ def test_each_byte_is_read_once_by_few_calls(fd: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("tells", [disk.is_cached, untold])
-def test_loading_ends_where_the_file_ends(fd: int, monkeypatch: pytest.MonkeyPatch, tells: Callable[[int, int, int], bool]) -> None:
+def test_loading_ends_where_the_file_ends(
+    fd: int, monkeypatch: pytest.MonkeyPatch, tells: Callable[[int, int, int], bool]
+) -> None:
     monkeypatch.setattr(disk, "is_cached", tells)
     disk.load(fd, 9 * MIB, MIB)
     assert not disk.is_cached(fd, 9 * MIB, MIB), "there are no pages behind the end"

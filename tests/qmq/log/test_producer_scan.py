@@ -13,13 +13,19 @@ from qmq.model import Partition, QueueId
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_scan_by_columns_finds_what_a_slow_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_the_scan_by_columns_finds_what_a_slow_one_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     monkeypatch.setattr("qmq.log.consume_log.FILE_ENTRIES", 8)
     coin = Random(seed)
     index = ConsumeLog(Disk(), tmp_path, QueueId("s", Partition(0)))
     producers = [7, 1 << 63, (1 << 64) - 1]
     for number in range(coin.randrange(60)):
-        index.append(IndexEntry(number, number * 200, 1, coin.choice(producers), coin.randrange(20), 0, 0, 200, 1))
+        index.append(
+            IndexEntry(
+                number, number * 200, 1, coin.choice(producers), coin.randrange(20), 0, 0, 200, 1
+            )
+        )
         if coin.random() < 0.1:
             spill = index.spill()
             assert spill is not None
@@ -34,9 +40,13 @@ def test_the_scan_by_columns_finds_what_a_slow_one_finds(tmp_path: Path, monkeyp
             found += sent
         expected = [entry for entry in entries if entry.producer_id == producer][::-1]
         assert found == expected
-        assert index.newest_of(producer) == max([each.batch_sequence for each in expected], default=-1)
+        assert index.newest_of(producer) == max(
+            [each.batch_sequence for each in expected], default=-1
+        )
         for number in range(20):
-            assert index.find_batch(producer, number, 0) == next((each for each in expected if each.batch_sequence == number), None)
+            assert index.find_batch(producer, number, 0) == next(
+                (each for each in expected if each.batch_sequence == number), None
+            )
 
 
 def test_a_table_equals_the_entries_of_the_consume_log(tmp_path: Path) -> None:

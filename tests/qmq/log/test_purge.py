@@ -20,7 +20,12 @@ def used(folder: Path, partition: int = 0) -> Store:
 
 
 def is_purged(queue: Queue) -> bool:
-    return (queue.start_sequence, queue.visible_sequence, queue.next_sequence, list(queue.shares)) == (16, 16, 16, ["g"])
+    return (
+        queue.start_sequence,
+        queue.visible_sequence,
+        queue.next_sequence,
+        list(queue.shares),
+    ) == (16, 16, 16, ["g"])
 
 
 def test_a_purged_queue_knows_its_producers_still(tmp_path: Path) -> None:

@@ -78,13 +78,19 @@ def fill(store: Store, load: Load) -> None:
     share = full.share(WHERE[2])
     share.next_sequence, share.deaths = 3, HUGE
     share.requeued = [Requeued(HUGE, 2 * at, 1, 1) for at in range(load.requeued)]
-    share.dying = [Dying(at, HUGE - 2 * at, 1, 1, HUGE, "x" * 1_000, "consumer") for at in range(load.dying)]
+    share.dying = [
+        Dying(at, HUGE - 2 * at, 1, 1, HUGE, "x" * 1_000, "consumer") for at in range(load.dying)
+    ]
     ordered = store.open_queue(*LANES[:2])
     ordered.next_sequence = HUGE
     store.act(LaneBegin(*LANES, "", 0, 8, 0, 0))
     token = store.act(LaneGrant(*LANES, "consumer", 0, 8, "incarnation", 1_000))
     lanes = ordered.lane_share(LANES[2])
-    lanes.progress = [LaneProgress(LpRange(0, 8), 0, [(HUGE + 4 * at, HUGE + 4 * at + 1) for at in range(load.done)])]
+    lanes.progress = [
+        LaneProgress(
+            LpRange(0, 8), 0, [(HUGE + 4 * at, HUGE + 4 * at + 1) for at in range(load.done)]
+        )
+    ]
     if load.parked:
         store.act(LanePark(*LANES, "consumer", token, 5, 3, b"key"))
         lanes.parked[b"key"].sequences.extend(range(HUGE, HUGE + 2 * load.parked, 2))
@@ -118,7 +124,9 @@ def entries(store: Store) -> Iterator[Entry]:
 
 def late_settle() -> SettleAction:
     """A verdict that comes too late, with an error of 4,000 bytes."""
-    return SettleAction(*WHERE, "consumer", HUGE, ((HUGE, HUGE, int(Verdict.NACK), 5),), ((0, "x" * 4_000),))
+    return SettleAction(
+        *WHERE, "consumer", HUGE, ((HUGE, HUGE, int(Verdict.NACK), 5),), ((0, "x" * 4_000),)
+    )
 
 
 def wait_on_full_disk(store: Store, disk: SmallDisk, count: int) -> None:
@@ -135,7 +143,11 @@ def wait_on_full_disk(store: Store, disk: SmallDisk, count: int) -> None:
 
 def lanes_of(store: Store) -> object:
     queue = store.queue(*LANES[:2])
-    return {group: share.to_state() for group, share in queue.lanes.items()} if queue is not None else None
+    return (
+        {group: share.to_state() for group, share in queue.lanes.items()}
+        if queue is not None
+        else None
+    )
 
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
@@ -154,7 +166,9 @@ def test_whatever_a_store_writes_can_be_read(load: Load) -> None:
             wait_on_full_disk(master, disk, load.waiting)
         roll_both(master)
         for entry in entries(master):
-            assert entry.envelope.total_bytes <= BATCH_BYTES_MAX, f"no server of release 0.2 reads {entry.envelope}"
+            assert entry.envelope.total_bytes <= BATCH_BYTES_MAX, (
+                f"no server of release 0.2 reads {entry.envelope}"
+            )
         assert all(is_opened_whole(log, base) for log in master.logs for base in log.bases[1:])
 
         slave = opened(Path(name) / "s", CONFIG)
@@ -175,11 +189,16 @@ def test_whatever_a_store_writes_can_be_read(load: Load) -> None:
         again.close()
 
 
-@given(st.integers(0, 64 * KIB).map(lambda less: BATCH_BYTES_MAX - 64 - less) | st.integers(BATCH_BYTES_MAX - 80, 2 * BATCH_BYTES_MAX))
+@given(
+    st.integers(0, 64 * KIB).map(lambda less: BATCH_BYTES_MAX - 64 - less)
+    | st.integers(BATCH_BYTES_MAX - 80, 2 * BATCH_BYTES_MAX)
+)
 @settings(max_examples=examples(40), deadline=None)
 def test_an_entry_that_could_not_be_read_is_not_made(size: int) -> None:
     try:
-        head, region = wrap(Kind.ACTIONS, bytes(size), count=1, epoch=1, index=1, time_ms=1, flushed=0)
+        head, region = wrap(
+            Kind.ACTIONS, bytes(size), count=1, epoch=1, index=1, time_ms=1, flushed=0
+        )
     except InvariantBroken:
         assert size > BATCH_BYTES_MAX - ENVELOPE_BYTES - 16
     else:
@@ -213,7 +232,19 @@ def old_entry(kind: Kind, payload: bytes, count: int, index: int) -> list[bytes]
     """An entry of any size, as release 0.2 made it."""
     region = len(payload).to_bytes(4, "little") + payload
     region += bytes(-len(region) & 7)
-    return [place(kind, ENVELOPE_BYTES + len(region), crc32c(region), count, 1, index, 1_700_000_000_000, 0), region]
+    return [
+        place(
+            kind,
+            ENVELOPE_BYTES + len(region),
+            crc32c(region),
+            count,
+            1,
+            index,
+            1_700_000_000_000,
+            0,
+        ),
+        region,
+    ]
 
 
 def damaged_by_old_release(folder: Path, *, is_replicated: bool) -> int:
@@ -241,7 +272,9 @@ def damaged_by_old_release(folder: Path, *, is_replicated: bool) -> int:
 
 
 @pytest.mark.parametrize("is_replicated", [False, True])
-def test_a_store_with_longer_entries_of_an_older_release_opens(tmp_path: Path, is_replicated: bool) -> None:
+def test_a_store_with_longer_entries_of_an_older_release_opens(
+    tmp_path: Path, is_replicated: bool
+) -> None:
     last = damaged_by_old_release(tmp_path / "m", is_replicated=is_replicated)
     store = open_store(tmp_path / "m", CONFIG, ManualClock(), is_replicated=is_replicated)
     queue = store.queue("subject", 0)
@@ -254,7 +287,11 @@ def test_a_store_with_longer_entries_of_an_older_release_opens(tmp_path: Path, i
         assert files(slave.folder) == files(store.folder)
         slave.close()
     roll_both(store)
-    assert all(entry.envelope.total_bytes <= BATCH_BYTES_MAX for log in store.logs for entry in walk(log, log.bases[-1]))
+    assert all(
+        entry.envelope.total_bytes <= BATCH_BYTES_MAX
+        for log in store.logs
+        for entry in walk(log, log.bases[-1])
+    )
     store.close()
 
 

@@ -34,13 +34,23 @@ def test_an_index_within_a_write_or_not_here_is_not_served() -> None:
 
 def test_a_reader_that_has_a_part_of_the_message_log_is_not_served_what_lies_before() -> None:
     tail = Tail(1000)
-    for each in (write(1, 2, 0, 10, log=1), write(3, 3, 0, 20), write(4, 4, 10, 5, log=1), write(5, 5, 20, 30)):
+    for each in (
+        write(1, 2, 0, 10, log=1),
+        write(3, 3, 0, 20),
+        write(4, 4, 10, 5, log=1),
+        write(5, 5, 20, 30),
+    ):
         tail.add(each)
     found = tail.read((20, 0), 0, 1000)
     assert found is not None
     assert (found.last, found.place) == (2, (20, 10))
     assert tail.read((20, 10), 2, 1000) is None
-    assert tail.read((20, 10), 3, 1000) == (5, (write(4, 4, 10, 5, log=1).run, write(5, 5, 20, 30).run), (50, 15), 35)
+    assert tail.read((20, 10), 3, 1000) == (
+        5,
+        (write(4, 4, 10, 5, log=1).run, write(5, 5, 20, 30).run),
+        (50, 15),
+        35,
+    )
 
 
 def test_one_write_of_any_size_is_given_but_no_second_one_over_the_limit() -> None:

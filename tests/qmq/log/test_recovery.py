@@ -25,14 +25,29 @@ from qmq.wire.frame_payloads import Verdict
 CONFIG = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB)
 
 
-def opened(folder: Path, config: LogConfig = CONFIG, disk: Disk | None = None, clock: ManualClock | None = None) -> Store:
+def opened(
+    folder: Path,
+    config: LogConfig = CONFIG,
+    disk: Disk | None = None,
+    clock: ManualClock | None = None,
+) -> Store:
     return open_store(folder, config, clock or ManualClock(), disk=disk)
 
 
-def fill(store: Store, batches: int, *, subject: str = "s", size: int = 1000, start: int = 0) -> None:
+def fill(
+    store: Store, batches: int, *, subject: str = "s", size: int = 1000, start: int = 0
+) -> None:
     queue = store.open_queue(subject, 0)
     for number in range(start, start + batches):
-        store.append([intake(queue, [f"{subject}{number}-{at}".encode().ljust(size, b".") for at in range(3)], number=number)])
+        store.append(
+            [
+                intake(
+                    queue,
+                    [f"{subject}{number}-{at}".encode().ljust(size, b".") for at in range(3)],
+                    number=number,
+                )
+            ]
+        )
 
 
 def bodies(store: Store, subject: str = "s") -> list[bytes]:
@@ -46,7 +61,9 @@ def bodies(store: Store, subject: str = "s") -> list[bytes]:
 
 
 def expected(batches: int, subject: str = "s", start: int = 0) -> list[bytes]:
-    return [f"{subject}{number}-{at}".encode() for number in range(start, batches) for at in range(3)]
+    return [
+        f"{subject}{number}-{at}".encode() for number in range(start, batches) for at in range(3)
+    ]
 
 
 def consume(store: Store, *, pulled: int, acked: int) -> None:
@@ -227,7 +244,11 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
     path = next((tmp_path / "checkpoint").glob("*.qmc"))
     data = path.read_bytes()
     flipped = data[:-1] + bytes([data[-1] ^ 1])
-    path.write_bytes({"flip": flipped, "empty": b"", "cut": data[: len(data) // 2], "foreign": b"PK\3\4" * 50}[damage])
+    path.write_bytes(
+        {"flip": flipped, "empty": b"", "cut": data[: len(data) // 2], "foreign": b"PK\3\4" * 50}[
+            damage
+        ]
+    )
     store = opened(tmp_path)
     assert bodies(store) == expected(20)
     assert store.queue("s", 0).shares["g"].next_sequence == 9
@@ -235,7 +256,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
 
 
 @pytest.mark.parametrize("is_replicated", [False, True])
-def test_without_the_newest_checkpoint_a_log_opens_after_retention(tmp_path: Path, is_replicated: bool) -> None:
+def test_without_the_newest_checkpoint_a_log_opens_after_retention(
+    tmp_path: Path, is_replicated: bool
+) -> None:
     """The older checkpoint refers to segments that retention deleted."""
     clock = ManualClock()
 
@@ -394,7 +417,9 @@ def test_a_batch_is_stored_once_however_often_it_is_sent(tmp_path: Path) -> None
     assert first[0] == first[1]
     for number in range(4, 200):
         store.append([intake(queue, [b"x"], number=number)])
-    assert store.append([intake(queue, [b"a"], number=3)])[0].base_sequence == first[0].base_sequence
+    assert (
+        store.append([intake(queue, [b"a"], number=3)])[0].base_sequence == first[0].base_sequence
+    )
     close_store(store)
     store = opened(tmp_path)
     queue = store.open_queue("s", 0)
@@ -434,7 +459,9 @@ def test_retention_by_size_keeps_the_newest_of_a_subject(tmp_path: Path) -> None
     store = opened(tmp_path)
     fill(store, 60)
     fill(store, 60, subject="kept")
-    begin_retention(store, lambda name: SubjectConfig(name, retention_bytes=None if name == "kept" else 20_000))
+    begin_retention(
+        store, lambda name: SubjectConfig(name, retention_bytes=None if name == "kept" else 20_000)
+    )
     queue = store.queue("s", 0)
     assert 180 - 21 <= queue.start_sequence < 180
     assert store.queue("kept", 0).start_sequence == 0
@@ -453,7 +480,9 @@ def test_retention_by_the_whole_logs_size_takes_the_oldest_segments(tmp_path: Pa
     store.close()
 
 
-def test_a_crash_between_checkpoint_and_deletion_is_finished_at_the_next_start(tmp_path: Path) -> None:
+def test_a_crash_between_checkpoint_and_deletion_is_finished_at_the_next_start(
+    tmp_path: Path,
+) -> None:
     clock = ManualClock()
     store = opened(tmp_path, clock=clock)
     fill(store, 60)

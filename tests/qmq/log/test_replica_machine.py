@@ -22,7 +22,18 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from replica_support import History, Traffic, checkpoint, files, flush, memory, opened, read_from, small, state_of
+from replica_support import (
+    History,
+    Traffic,
+    checkpoint,
+    files,
+    flush,
+    memory,
+    opened,
+    read_from,
+    small,
+    state_of,
+)
 from support import ManualClock
 from support.forms import examples
 
@@ -115,14 +126,18 @@ class ReplicaMachine(RuleBasedStateMachine):
             self.start_over()
         elif stretch.runs:
             runs = follower.unpack_runs(memoryview(b"".join(follower.pack_runs(stretch.runs))))
-            follower.take(self.slave, runs, follower.check_stretch(runs, self.slave.index, stretch.last))
+            follower.take(
+                self.slave, runs, follower.check_stretch(runs, self.slave.index, stretch.last)
+            )
         if self.slave.index >= self.resetting_until:
             self.resetting_until = 0
 
     def start_over(self) -> None:
         self.slave.close()
         index, epoch = self.master.start()
-        follower.start_over(self.folder / "s", (self.master.messages.start, self.master.actions.start))
+        follower.start_over(
+            self.folder / "s", (self.master.messages.start, self.master.actions.start)
+        )
         self.slave = self.open("s")
         self.slave.begin_at(index, epoch)
         self.resetting_until = self.master.index
@@ -130,7 +145,9 @@ class ReplicaMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.resetting_until)
     @rule(part=st.floats(0, 1))
     def commit(self, part: float) -> None:
-        index = self.committed + int(part * max(min(self.slave.index, self.master.index) - self.committed, 0))
+        index = self.committed + int(
+            part * max(min(self.slave.index, self.master.index) - self.committed, 0)
+        )
         self.committed = index
         self.tell_committed()
 
@@ -229,7 +246,9 @@ class ReplicaMachine(RuleBasedStateMachine):
         between those that the other one still has. A slave that started over never had them, and can only know the epoch before them.
         """
         first = max(self.slave.start()[0], self.master.start()[0]) + 1
-        for index in [each.envelope.index for log in self.slave.logs for each in walk(log, log.start)]:
+        for index in [
+            each.envelope.index for log in self.slave.logs for each in walk(log, log.start)
+        ]:
             if index >= first:
                 ours, theirs = self.slave.epoch_at(index), self.master.epoch_at(index)
                 assert ours == theirs or -1 in (ours, theirs)
@@ -238,7 +257,9 @@ class ReplicaMachine(RuleBasedStateMachine):
     def logs_begin_with_whole_snapshots(self) -> None:
         for store in (self.master,) if self.resetting_until else (self.master, self.slave):
             for log in store.logs:
-                assert log.start == 0 or log.end == log.start or is_opened_whole(log, log.start), f"{log.folder} begins with a part"
+                assert log.start == 0 or log.end == log.start or is_opened_whole(log, log.start), (
+                    f"{log.folder} begins with a part"
+                )
 
     def files_are_equal(self) -> None:
         theirs = files(self.folder / "m")
@@ -255,7 +276,12 @@ TestReplicas.settings = settings(max_examples=examples(30), stateful_step_count=
 
 def opening(log: Segments) -> list[Envelope]:
     """The entries with which the newest segment opens."""
-    return [each.envelope for each in takewhile(lambda each: each.envelope.kind == Kind.SNAPSHOT, walk(log, log.bases[-1]))]
+    return [
+        each.envelope
+        for each in takewhile(
+            lambda each: each.envelope.kind == Kind.SNAPSHOT, walk(log, log.bases[-1])
+        )
+    ]
 
 
 class Campaign:
@@ -320,7 +346,9 @@ class Campaign:
         while log.bases == bases or len(opening(log)) < 2:
             machine.produce_as_new(5)
         opened_at = opening(log)[0].index
-        machine.another_master_is_elected((opened_at - machine.committed + 0.5) / (machine.master.index - machine.committed))
+        machine.another_master_is_elected(
+            (opened_at - machine.committed + 0.5) / (machine.master.index - machine.committed)
+        )
         assert not is_opened_whole(machine.master.messages, machine.master.messages.bases[-1])
         machine.wait(1_500)
         machine.produce(1)
@@ -342,7 +370,9 @@ class Campaign:
 def by_count(states: Iterable[Sequence[object]]) -> tuple[list[bytes], int]:
     """Two hundred states in an entry, of any size, as release 0.2 did it."""
     found = list(states)
-    return [msgspec.msgpack.encode(found[at : at + 200]) for at in range(0, max(len(found), 1), 200)], len(found)
+    return [
+        msgspec.msgpack.encode(found[at : at + 200]) for at in range(0, max(len(found), 1), 200)
+    ], len(found)
 
 
 def without_the_second(state: Sequence[object]) -> Iterator[bytes]:
@@ -360,8 +390,16 @@ FROM_STATE = GroupLaneState.from_state
 BUGS: dict[str, tuple[Any, str, Any]] = {
     "cut a snapshot by its states, not by their bytes": (stores, "to_payloads", by_count),
     "leave a piece of a long state out": (envelopes, "items_of", without_the_second),
-    "read a group's state without what is parked": (GroupLaneState, "from_state", staticmethod(without_parked)),
-    "begin a log with a part of a snapshot": (retention, "_may_begin", lambda _, kept_from: kept_from),
+    "read a group's state without what is parked": (
+        GroupLaneState,
+        "from_state",
+        staticmethod(without_parked),
+    ),
+    "begin a log with a part of a snapshot": (
+        retention,
+        "_may_begin",
+        lambda _, kept_from: kept_from,
+    ),
 }
 
 

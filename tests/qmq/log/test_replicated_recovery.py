@@ -69,7 +69,9 @@ def test_reopened_at_every_index_it_has_exactly_that_indexs_state(tmp_path: Path
         store.close()
         left = files(copy)
         assert all(whole[name].startswith(data) for name, data in left.items())
-        assert not any(data == b"" for name, data in left.items() if not name.endswith(f"{0:020d}.log"))
+        assert not any(
+            data == b"" for name, data in left.items() if not name.endswith(f"{0:020d}.log")
+        )
         store = opened(copy)
         assert (store.index, store.lost_tail) == (until, False)
         assert entries_of_index(store).keys() == state_of(store).keys()
@@ -78,7 +80,9 @@ def test_reopened_at_every_index_it_has_exactly_that_indexs_state(tmp_path: Path
 
 
 @pytest.mark.parametrize("log", [0, 1])
-def test_a_crash_at_any_byte_leaves_a_prefix_by_index_and_reports_the_loss(tmp_path: Path, log: int) -> None:
+def test_a_crash_at_any_byte_leaves_a_prefix_by_index_and_reports_the_loss(
+    tmp_path: Path, log: int
+) -> None:
     """One log is cut at every byte; the other kept everything, as after a power cut, or ends where the cut one does, as after a kill."""
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()
@@ -89,11 +93,16 @@ def test_a_crash_at_any_byte_leaves_a_prefix_by_index_and_reports_the_loss(tmp_p
         shutil.copytree(tmp_path / "m", copy)
         with last_segment(copy, log).open("r+b") as file:
             file.truncate(end)
-        missing = min((index for index, place in places.items() if place[0] == log and place[1] > end), default=len(places) + 1)
+        missing = min(
+            (index for index, place in places.items() if place[0] == log and place[1] > end),
+            default=len(places) + 1,
+        )
         store = opened(copy, LARGE)
         assert store.index == missing - 1
         assert state_of(store) == traffic.history.at(missing - 1)
-        assert store.lost_tail == any(index > missing and place[0] != log for index, place in places.items())
+        assert store.lost_tail == any(
+            index > missing and place[0] != log for index, place in places.items()
+        )
         store.close()
         shutil.rmtree(copy)
 
@@ -106,7 +115,16 @@ def test_a_killed_process_lost_nothing_wherever_it_was_killed(tmp_path: Path) ->
     done = [0, 0]
     for index in sorted(places):
         log, end = places[index]
-        for size in sorted({done[log], done[log] + 1, done[log] + 63, done[log] + 64, (done[log] + end) // 2, end - 1}):
+        for size in sorted(
+            {
+                done[log],
+                done[log] + 1,
+                done[log] + 63,
+                done[log] + 64,
+                (done[log] + end) // 2,
+                end - 1,
+            }
+        ):
             copy = tmp_path / "copy"
             shutil.copytree(tmp_path / "m", copy)
             for each in (0, 1):
@@ -121,14 +139,23 @@ def test_a_killed_process_lost_nothing_wherever_it_was_killed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("part", ["envelope", "region"])
-def test_a_flipped_bit_in_the_last_entry_is_damage_and_not_a_torn_tail(tmp_path: Path, part: str) -> None:
+def test_a_flipped_bit_in_the_last_entry_is_damage_and_not_a_torn_tail(
+    tmp_path: Path, part: str
+) -> None:
     """The entry was complete once and may have been acknowledged, so this replica must not vote before it has caught up."""
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()
     log, end = ends(tmp_path / "m", LARGE)[traffic.store.index]
     path = last_segment(tmp_path / "m", log)
     data = bytearray(path.read_bytes())
-    begin = max([each for _, (number, each) in ends(tmp_path / "m", LARGE).items() if number == log and each < end], default=0)
+    begin = max(
+        [
+            each
+            for _, (number, each) in ends(tmp_path / "m", LARGE).items()
+            if number == log and each < end
+        ],
+        default=0,
+    )
     data[begin + 20 if part == "envelope" else end - 1] ^= 4
     path.write_bytes(data)
     store = opened(tmp_path / "m", LARGE)
@@ -136,7 +163,9 @@ def test_a_flipped_bit_in_the_last_entry_is_damage_and_not_a_torn_tail(tmp_path:
     store.close()
 
 
-def test_zeros_that_a_power_cut_left_of_what_was_never_flushed_are_a_torn_tail(tmp_path: Path) -> None:
+def test_zeros_that_a_power_cut_left_of_what_was_never_flushed_are_a_torn_tail(
+    tmp_path: Path,
+) -> None:
     traffic = master_at(tmp_path / "m", steps=14, config=LARGE)
     traffic.store.close()
     with last_segment(tmp_path / "m", 0).open("ab") as file:
@@ -158,7 +187,9 @@ def test_a_log_that_lost_several_entries_keeps_the_whole_ones_before(tmp_path: P
         with last_segment(tmp_path / "copy", 0).open("r+b") as file:
             file.truncate(size - cut)
         store = opened(tmp_path / "copy")
-        missing = min(index for index, (log, end) in places.items() if log == 0 and end > base + size - cut)
+        missing = min(
+            index for index, (log, end) in places.items() if log == 0 and end > base + size - cut
+        )
         assert store.index == missing - 1
         store.close()
         shutil.rmtree(tmp_path / "copy")
@@ -168,7 +199,9 @@ def test_a_log_that_lost_several_entries_keeps_the_whole_ones_before(tmp_path: P
 
 
 @pytest.mark.parametrize("log", [0, 1])
-def test_damage_before_the_last_segment_is_refused_with_its_place_and_nothing_is_cut(tmp_path: Path, log: int) -> None:
+def test_damage_before_the_last_segment_is_refused_with_its_place_and_nothing_is_cut(
+    tmp_path: Path, log: int
+) -> None:
     traffic = master_at(tmp_path / "m", steps=60)
     traffic.store.close()
     path = sorted((tmp_path / "m" / ("message", "action")[log]).glob("*.log"))[1]
@@ -243,7 +276,9 @@ def test_crash_after_crash_the_slave_stays_a_prefix_and_catches_up(tmp_path: Pat
     slave = opened(tmp_path / "s")
     for _ in range(25):
         traffic.run(6)
-        feed_all(traffic.store, slave, random.choice((1, 300, 5000)), from_files=random.random() < 0.5)
+        feed_all(
+            traffic.store, slave, random.choice((1, 300, 5000)), from_files=random.random() < 0.5
+        )
         slave.commit(random.randrange(slave.committed_index, slave.index + 1))
         if random.random() < 0.3:
             checkpoint(slave)

@@ -13,9 +13,15 @@ from qmq.wire.batch import Kind
 
 def walked(indexes: Sequence[int], after: int = 0) -> list[int]:
     """The indexes that are read from a log with these."""
-    entries = [wrap(Kind.ACTIONS, b"x", count=1, epoch=1, index=each, time_ms=1, flushed=0) for each in indexes]
+    entries = [
+        wrap(Kind.ACTIONS, b"x", count=1, epoch=1, index=each, time_ms=1, flushed=0)
+        for each in indexes
+    ]
     data = b"".join(part for entry in entries for part in entry)
-    return [each.envelope.index for each in walk_rising(lambda at, size: data[at : at + size], 0, len(data), after)]
+    return [
+        each.envelope.index
+        for each in walk_rising(lambda at, size: data[at : at + size], 0, len(data), after)
+    ]
 
 
 def test_entries_with_rising_indexes_are_read() -> None:

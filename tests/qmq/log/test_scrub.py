@@ -201,7 +201,10 @@ def test_pages_that_a_slice_has_not_read_stay_in_the_page_cache(tmp_path: Path) 
         assert (file, begin) == (segment_name(0), 0)
         assert end == scrubber.position
     a_round(scrubber)
-    ends = {name: max(end for file, _, end in disk.dropped if file == name) for name, _, _ in disk.dropped}
+    ends = {
+        name: max(end for file, _, end in disk.dropped if file == name)
+        for name, _, _ in disk.dropped
+    }
     complete = {segment_name(base): log.segment_end(base) - base for base in log.bases[:-1]}
     assert complete.items() <= ends.items()
     slave.close()

@@ -8,7 +8,17 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from qmq.log.actions import Begin, DeadLettered, Join, Leave, PullAction, Pulled, Reset, Return, SettleAction
+from qmq.log.actions import (
+    Begin,
+    DeadLettered,
+    Join,
+    Leave,
+    PullAction,
+    Pulled,
+    Reset,
+    Return,
+    SettleAction,
+)
 from qmq.log.group_state import Dying, GroupState, Requeued, Settled
 from qmq.log.queue import apply_to
 from qmq.wire.frame_payloads import Verdict
@@ -20,7 +30,9 @@ def pull(share: GroupState, consumer: str, *ranges: tuple[int, int, int]) -> Non
     apply_to(share, PullAction(*WHERE, consumer, tuple(Pulled(*each) for each in ranges)))
 
 
-def settle(share: GroupState, consumer: str, *settlements: tuple[int, int, int, int], now_ms: int = 0) -> Settled:
+def settle(
+    share: GroupState, consumer: str, *settlements: tuple[int, int, int, int], now_ms: int = 0
+) -> Settled:
     return apply_to(share, SettleAction(*WHERE, consumer, now_ms, settlements))
 
 
@@ -88,7 +100,14 @@ def test_dead_messages_are_numbered_and_not_done_before_their_copy_is_recorded()
     share = joined("a")
     pull(share, "a", (0, 10, 1))
     apply_to(
-        share, SettleAction(*WHERE, "a", 5, ((0, 1, Verdict.ACK, 0), (6, 7, Verdict.DEAD, 0), (3, 3, Verdict.DEAD, 0)), ((1, "boom"),))
+        share,
+        SettleAction(
+            *WHERE,
+            "a",
+            5,
+            ((0, 1, Verdict.ACK, 0), (6, 7, Verdict.DEAD, 0), (3, 3, Verdict.DEAD, 0)),
+            ((1, "boom"),),
+        ),
     )
     assert share.dying == [Dying(0, 6, 2, 1, 5, "boom", "a"), Dying(2, 3, 1, 1, 5, "", "a")]
     apply_to(share, Leave(*WHERE, "a", True))
@@ -155,7 +174,10 @@ class ShareMachine(RuleBasedStateMachine):
     @rule(data=st.data(), new=st.integers(0, 9), again=st.integers(0, 9))
     def pull(self, data: st.DataObject, new: int, again: int) -> None:
         consumer = data.draw(st.sampled_from(sorted(self.share.holders)))
-        ranges = [Pulled(item.first, item.count, item.attempt) for item in self.share.due(self.now_ms, again)]
+        ranges = [
+            Pulled(item.first, item.count, item.attempt)
+            for item in self.share.due(self.now_ms, again)
+        ]
         begin = self.share.next_sequence
         new = min(new, 200 - begin)
         if new:
@@ -173,7 +195,12 @@ class ShareMachine(RuleBasedStateMachine):
                 number += 1
         apply_to(self.share, PullAction(*WHERE, consumer, tuple(ranges)))
 
-    @rule(consumer=st.sampled_from(consumers), first=st.integers(0, 60), length=st.integers(1, 15), verdict=st.sampled_from(list(Verdict)))
+    @rule(
+        consumer=st.sampled_from(consumers),
+        first=st.integers(0, 60),
+        length=st.integers(1, 15),
+        verdict=st.sampled_from(list(Verdict)),
+    )
     def settle(self, consumer: str, first: int, length: int, verdict: Verdict) -> None:
         last = first + length - 1
         mine = [each for each in self.held(consumer) if first <= each.pull <= last]
@@ -216,11 +243,27 @@ class ShareMachine(RuleBasedStateMachine):
         assert self.share.unacked() == states.count("held")
         assert self.share.waiting_again() == states.count("requeued")
         assert self.share.deaths == self.deaths
-        dying = sorted((item.first + at, item.number + at) for item in self.share.dying for at in range(item.count))
-        assert dying == [(at, each.number) for at, each in enumerate(self.model) if each.state == "dying"]
-        assert self.share.settled_before() == next((at for at, state in enumerate(states) if state != "done"), 200)
-        again = sorted((item.due_ms, item.first + at, item.attempt) for item in self.share.requeued for at in range(item.count))
-        assert again == sorted((each.due_ms, at, each.attempt) for at, each in enumerate(self.model) if each.state == "requeued")
+        dying = sorted(
+            (item.first + at, item.number + at)
+            for item in self.share.dying
+            for at in range(item.count)
+        )
+        assert dying == [
+            (at, each.number) for at, each in enumerate(self.model) if each.state == "dying"
+        ]
+        assert self.share.settled_before() == next(
+            (at for at, state in enumerate(states) if state != "done"), 200
+        )
+        again = sorted(
+            (item.due_ms, item.first + at, item.attempt)
+            for item in self.share.requeued
+            for at in range(item.count)
+        )
+        assert again == sorted(
+            (each.due_ms, at, each.attempt)
+            for at, each in enumerate(self.model)
+            if each.state == "requeued"
+        )
 
 
 TestShare = ShareMachine.TestCase

@@ -89,14 +89,20 @@ def test_an_index_is_read_as_it_was_written_and_a_changed_byte_is_noticed() -> N
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_messages_without_a_file_are_read_before_and_after_a_restart(tmp_path: Path, has_checkpoint: bool) -> None:
+def test_messages_without_a_file_are_read_before_and_after_a_restart(
+    tmp_path: Path, has_checkpoint: bool
+) -> None:
     elsewhere = Elsewhere()
     store = open_store(tmp_path, LOG, ManualClock(), stored=elsewhere)
     grow(store, 13)
     before = everything(store)
     move(store, elsewhere, 2)
     log = store.messages
-    assert (log.start, log.local_start, log.local_bytes) == (0, log.bases[2], log.end - log.bases[2])
+    assert (log.start, log.local_start, log.local_bytes) == (
+        0,
+        log.bases[2],
+        log.end - log.bases[2],
+    )
     assert everything(store) == before
     if has_checkpoint:
         close_store(store)
@@ -141,21 +147,29 @@ def test_without_the_object_store_the_error_names_the_missing_segment(tmp_path: 
             again.read(queue, queue.index.entry(0))
 
 
-def test_a_file_that_outlived_a_crash_is_used_again_and_remains_of_others_are_not(tmp_path: Path) -> None:
+def test_a_file_that_outlived_a_crash_is_used_again_and_remains_of_others_are_not(
+    tmp_path: Path,
+) -> None:
     """The index is written and the file is not deleted yet; and an index is left of a segment that retention took."""
     elsewhere = Elsewhere()
     with grown(tmp_path) as store:
         log = store.messages
         data = (log.folder / segment_name(0)).read_bytes()
-        log.write_index(SegmentIndex(0, len(data), len(data), (crc32c(data),), data[:ENVELOPE_BYTES]))
+        log.write_index(
+            SegmentIndex(0, len(data), len(data), (crc32c(data),), data[:ENVELOPE_BYTES])
+        )
         move(store, elsewhere, 2)
         (log.folder / segment_name(0)).write_bytes(data)
     with opened(tmp_path, elsewhere) as again:
-        assert again.messages.local_start == again.messages.bases[2], "a file before one that is missing is not used"
+        assert again.messages.local_start == again.messages.bases[2], (
+            "a file before one that is missing is not used"
+        )
         again.messages.drop_files_before(again.messages.bases[2])
         assert not (again.messages.folder / segment_name(0)).exists()
         assert not (again.messages.folder / index_name(0)).exists()
-        (again.messages.folder / index_name(0)).write_bytes(SegmentIndex(0, 10, 10, (0,), b"").encode())
+        (again.messages.folder / index_name(0)).write_bytes(
+            SegmentIndex(0, 10, 10, (0,), b"").encode()
+        )
     with opened(tmp_path, elsewhere) as again:
         assert again.messages.start == again.messages.local_start > 0
 
@@ -166,13 +180,17 @@ def test_only_segments_with_an_index_are_released_and_in_order(tmp_path: Path) -
         log = store.messages
         assert log.release_before(log.end) == []
         data = (log.folder / segment_name(log.bases[1])).read_bytes()
-        assert log.note_index(SegmentIndex(log.bases[1], len(data), len(data), (crc32c(data),), data[:ENVELOPE_BYTES]))
+        assert log.note_index(
+            SegmentIndex(log.bases[1], len(data), len(data), (crc32c(data),), data[:ENVELOPE_BYTES])
+        )
         assert log.release_before(log.end) == [], "the first has none"
         move(store, elsewhere, 1)
         assert log.local_start == log.bases[1]
         assert log.release_before(log.bases[2] - 1) == []
         assert log.release_before(log.end) == [log.folder / segment_name(log.bases[1])]
-        assert not log.note_index(SegmentIndex(log.bases[-1], 1, 1, (0,), b"")), "the last segment is not sealed"
+        assert not log.note_index(SegmentIndex(log.bases[-1], 1, 1, (0,), b"")), (
+            "the last segment is not sealed"
+        )
 
 
 def test_the_scrubber_checks_what_is_on_the_disk_to_the_end(tmp_path: Path) -> None:
@@ -202,7 +220,9 @@ def test_local_retention_releases_only_files_of_stored_segments(tmp_path: Path) 
     for base in log.bases[:2]:
         data = (log.folder / segment_name(base)).read_bytes()
         elsewhere.data[base] = data
-        assert log.note_index(SegmentIndex(base, len(data), len(data), (crc32c(data),), data[:ENVELOPE_BYTES]))
+        assert log.note_index(
+            SegmentIndex(base, len(data), len(data), (crc32c(data),), data[:ENVELOPE_BYTES])
+        )
     for _ in retention.steps(lambda _: None):
         pass
     assert retention.dropped == [log.folder / segment_name(base) for base in log.bases[:2]]
@@ -225,7 +245,12 @@ def test_a_local_retention_that_cannot_work_is_refused(options: dict[str, Any], 
         replace(LOG, **options)
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(0, 10), st.integers(0, 120), st.integers(0, 8))
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    st.integers(0, 10),
+    st.integers(0, 120),
+    st.integers(0, 8),
+)
 def test_the_local_floor_is_the_first_segment_that_is_young_and_within_the_size(
     sizes: list[int], last: int, most: int, before: int
 ) -> None:
@@ -234,5 +259,11 @@ def test_the_local_floor_is_the_first_segment_that_is_young_and_within_the_size(
     begins = {base: at for at, base in enumerate(bases)}
     floor = local_floor(bases, end, begins.__getitem__, before, most)
     assert floor in bases
-    assert all(end - base > most or begins[following] < before for base, following in pairwise(bases) if base < floor)
-    assert floor == bases[-1] or (end - floor <= most and begins[bases[bases.index(floor) + 1]] >= before)
+    assert all(
+        end - base > most or begins[following] < before
+        for base, following in pairwise(bases)
+        if base < floor
+    )
+    assert floor == bases[-1] or (
+        end - floor <= most and begins[bases[bases.index(floor) + 1]] >= before
+    )

@@ -29,7 +29,9 @@ class Failing(Disk):
 
 
 @pytest.mark.parametrize("queues", [3, 65])
-def test_a_checkpoint_whose_files_cannot_be_synced_is_not_written(tmp_path: Path, queues: int) -> None:
+def test_a_checkpoint_whose_files_cannot_be_synced_is_not_written(
+    tmp_path: Path, queues: int
+) -> None:
     disk = Failing()
     store = open_store(tmp_path, LogConfig(), ManualClock(), disk=disk)
     for number in range(queues):
@@ -60,7 +62,9 @@ def test_every_file_is_synced_and_a_deleted_one_is_left_out(tmp_path: Path, coun
     assert sorted(synced) == sorted(path.name for path in paths[1:])
 
 
-def test_a_file_that_is_being_synced_stays_open_however_many_segments_are_read(tmp_path: Path) -> None:
+def test_a_file_that_is_being_synced_stays_open_however_many_segments_are_read(
+    tmp_path: Path,
+) -> None:
     """While a thread flushes the newest segment, the log continues in another one, and readers open more files than may stay open."""
     segments = Segments(Disk(), tmp_path / "log", 100)
     for _ in range(80):

@@ -33,7 +33,15 @@ from qmq.log.actions import (
     ShareAction,
 )
 from qmq.log.group_state import GroupState, ShareEvent, ShareEventKind
-from qmq.log.history import LaneMessageEvents, MessageEvents, MessagePlace, TrailEvent, holder_of, standing, where
+from qmq.log.history import (
+    LaneMessageEvents,
+    MessageEvents,
+    MessagePlace,
+    TrailEvent,
+    holder_of,
+    standing,
+    where,
+)
 from qmq.log.lane_state import GroupLaneState
 from qmq.log.queue import apply_to
 from qmq.wire.settle_payloads import Verdict
@@ -54,11 +62,18 @@ def some_action(random: Random, share: GroupState, now_ms: int) -> ShareAction:
     if holder is None or random.random() < 0.05:
         return Join(*QUEUE, consumer, "i", 1000, random.choice((-1, share.pulls, share.pulls + 2)))
     if random.random() < 0.45:
-        ranges = [Pulled(item.first, item.count, item.attempt) for item in share.due(now_ms, random.randint(0, 3))]
+        ranges = [
+            Pulled(item.first, item.count, item.attempt)
+            for item in share.due(now_ms, random.randint(0, 3))
+        ]
         if random.random() < 0.2:
             ranges = [Pulled(each.first_sequence, each.count, 0) for each in ranges]
         first = min(share.next_sequence + (random.random() < 0.2), MESSAGES)
-        return PullAction(*QUEUE, consumer, (*ranges, Pulled(first, random.randint(0, min(3, MESSAGES - first)), 1)))
+        return PullAction(
+            *QUEUE,
+            consumer,
+            (*ranges, Pulled(first, random.randint(0, min(3, MESSAGES - first)), 1)),
+        )
     if random.random() < 0.85:
         settlements = []
         for _ in range(random.randint(1, 3)):
@@ -66,7 +81,9 @@ def some_action(random: Random, share: GroupState, now_ms: int) -> ShareAction:
             verdict = random.choice((Verdict.ACK, Verdict.NACK, Verdict.RELEASE, Verdict.DEAD))
             delay_ms = 5 * (verdict is Verdict.NACK)
             settlements.append((low, low + random.randint(0, 3), int(verdict), delay_ms))
-        return SettleAction(*QUEUE, consumer, now_ms, tuple(settlements), (), random.choice((0, 0, 1)))
+        return SettleAction(
+            *QUEUE, consumer, now_ms, tuple(settlements), (), random.choice((0, 0, 1))
+        )
     number = share.dying[0].number if share.dying else 0
     last = holder.next_pull - random.randint(1, 3)
     return random.choice(
@@ -125,9 +142,16 @@ def test_the_events_of_a_share_tell_where_each_message_is(random: Random) -> Non
 AFTER = {
     ShareEventKind.PULL: MessagePlace.HELD,
     ShareEventKind.DEAD: MessagePlace.DYING,
-    **dict.fromkeys((ShareEventKind.ACK, ShareEventKind.EXPIRED, ShareEventKind.PASSED, ShareEventKind.SKIP), MessagePlace.DONE),
-    **dict.fromkeys((ShareEventKind.NACK, ShareEventKind.RELEASE, ShareEventKind.RETURN), MessagePlace.WAITING),
-    **dict.fromkeys((ShareEventKind.LEFT, ShareEventKind.LOST, ShareEventKind.AGAIN), MessagePlace.WAITING),
+    **dict.fromkeys(
+        (ShareEventKind.ACK, ShareEventKind.EXPIRED, ShareEventKind.PASSED, ShareEventKind.SKIP),
+        MessagePlace.DONE,
+    ),
+    **dict.fromkeys(
+        (ShareEventKind.NACK, ShareEventKind.RELEASE, ShareEventKind.RETURN), MessagePlace.WAITING
+    ),
+    **dict.fromkeys(
+        (ShareEventKind.LEFT, ShareEventKind.LOST, ShareEventKind.AGAIN), MessagePlace.WAITING
+    ),
 }
 """Where an event leaves its messages; after a RESET only the group's new position says."""
 
@@ -141,10 +165,14 @@ def _where_or_done(share: GroupState, sequence: int) -> MessagePlace:
 # --- events -------------------------------------------------------------------------------------------------------------
 
 
-def story(*actions: ShareAction, sequence: int = 5, share: GroupState | None = None) -> list[tuple[object, ...]]:
+def story(
+    *actions: ShareAction, sequence: int = 5, share: GroupState | None = None
+) -> list[tuple[object, ...]]:
     """(kind, consumer, attempt) of each event; the nth action is at n ms."""
     trail = MessageEvents("g", sequence, share)
-    found = [event for number, action in enumerate(actions) for event in trail.apply(action, number)]
+    found = [
+        event for number, action in enumerate(actions) for event in trail.apply(action, number)
+    ]
     assert trail.last == (found[-1] if found else None)
     return [event[2:5] for event in found]
 
@@ -158,7 +186,10 @@ def pull(consumer: str, *ranges: tuple[int, int, int]) -> PullAction:
 
 
 def settle(
-    consumer: str, *settlements: tuple[int, int, int, int], errors: tuple[tuple[int, str], ...] = (), cause: int = 0
+    consumer: str,
+    *settlements: tuple[int, int, int, int],
+    errors: tuple[tuple[int, str], ...] = (),
+    cause: int = 0,
 ) -> SettleAction:
     return SettleAction(*QUEUE, consumer, 0, settlements, errors, cause)
 
@@ -175,7 +206,9 @@ def test_a_message_that_fails_is_lost_and_dies_has_a_story() -> None:
         pull("a", (5, 1, 3)),
         settle("a", (10, 10, Verdict.DEAD, 0), errors=((0, "no stock"),)),
     ]
-    assert [event for number, action in enumerate(actions) for event in trail.apply(action, number)] == [
+    assert [
+        event for number, action in enumerate(actions) for event in trail.apply(action, number)
+    ] == [
         TrailEvent(2, "g", "pull", "a", 1),
         TrailEvent(3, "g", "nack", "a", 1, 700),
         TrailEvent(4, "g", "pull", "b", 2),
@@ -213,13 +246,20 @@ def test_the_story_tells_why_a_message_went_back() -> None:
 def test_the_story_tells_why_an_unworked_message_is_done() -> None:
     assert story(Begin(*QUEUE, "", 6, 1)) == [("skip", "", 0)]
     assert story(join("a"), pull("a", (0, 5, 1), (8, 0, 1))) == [("passed", "", 0)]
-    assert story(join("a"), pull("a", (0, 10, 1)), settle("a", (0, 9, Verdict.NACK, 0)), pull("a", (0, 10, 0)))[-1] == ("expired", "", 0)
+    assert story(
+        join("a"),
+        pull("a", (0, 10, 1)),
+        settle("a", (0, 9, Verdict.NACK, 0)),
+        pull("a", (0, 10, 0)),
+    )[-1] == ("expired", "", 0)
     assert story(join("a"), pull("a", (0, 10, 1)), Reset(*QUEUE, "", 8))[-1] == ("reset", "a", 0)
     assert story(join("a"), Reset(*QUEUE, "", 3)) == []
 
 
 def test_a_group_that_is_forgotten_starts_over() -> None:
-    assert story(join("a"), pull("a", (0, 10, 1)), Forget(*QUEUE, ""), join("a"), pull("a", (5, 1, 1))) == [
+    assert story(
+        join("a"), pull("a", (0, 10, 1)), Forget(*QUEUE, ""), join("a"), pull("a", (5, 1, 1))
+    ) == [
         ("pull", "a", 1),
         ("forget", "", 0),
         ("pull", "a", 1),
@@ -230,10 +270,15 @@ def test_a_trail_continues_from_a_snapshot() -> None:
     share = GroupState()
     for action in (join("a"), join("b"), pull("b", (0, 3, 1)), pull("a", (3, 4, 1))):
         apply_to(share, action)
-    assert story(settle("b", (2, 2, Verdict.ACK, 0)), settle("a", (2, 2, Verdict.ACK, 0)), share=share) == [("ack", "a", 1)]
+    assert story(
+        settle("b", (2, 2, Verdict.ACK, 0)), settle("a", (2, 2, Verdict.ACK, 0)), share=share
+    ) == [("ack", "a", 1)]
     apply_to(share, settle("a", (2, 2, Verdict.DEAD, 0), errors=((0, "boom"),)))
     dying = MessageEvents("g", 5, share)
-    assert (dying.now.where, dying.last) == (MessagePlace.DYING, TrailEvent(0, "g", "dead", "a", 1, 0, "boom"))
+    assert (dying.now.where, dying.last) == (
+        MessagePlace.DYING,
+        TrailEvent(0, "g", "dead", "a", 1, 0, "boom"),
+    )
     assert MessageEvents("g", 2, share).now.where is MessagePlace.HELD
     assert MessageEvents("g", 7, share).now.where is MessagePlace.NEW
 
@@ -241,7 +286,9 @@ def test_a_trail_continues_from_a_snapshot() -> None:
 # --- lanes --------------------------------------------------------------------------------------------------------------
 
 
-def lane_story(*actions: LaneAction, lp: int = 3) -> tuple[list[tuple[object, ...]], LaneMessageEvents]:
+def lane_story(
+    *actions: LaneAction, lp: int = 3
+) -> tuple[list[tuple[object, ...]], LaneMessageEvents]:
     trail = LaneMessageEvents("g", 5, lp)
     found = []
     for number, action in enumerate(actions):
@@ -250,12 +297,18 @@ def lane_story(*actions: LaneAction, lp: int = 3) -> tuple[list[tuple[object, ..
     return found, trail
 
 
-BEGUN = (LaneBegin(*LANES, "", 0, 8, 0, 0), LaneGrant(*LANES, "a", 0, 4, "i", 1000), LaneGrant(*LANES, "b", 4, 8, "i", 1000))
+BEGUN = (
+    LaneBegin(*LANES, "", 0, 8, 0, 0),
+    LaneGrant(*LANES, "a", 0, 4, "i", 1000),
+    LaneGrant(*LANES, "b", 4, 8, "i", 1000),
+)
 
 
 def test_a_message_of_a_lane_is_settled_by_the_lanes_holder() -> None:
     token = GroupLaneState().next_token
-    events, trail = lane_story(*BEGUN, LaneDone(*LANES, "b", token + 1, ((0, 9),)), LaneDone(*LANES, "a", token, ((4, 6),)))
+    events, trail = lane_story(
+        *BEGUN, LaneDone(*LANES, "b", token + 1, ((0, 9),)), LaneDone(*LANES, "a", token, ((4, 6),))
+    )
     assert events == [("grant", "a", 0), ("done", "a", 0)]
     assert (where(trail.share, 5, 3), where(trail.share, 5, 7), where(trail.share, 3, 3)) == (
         MessagePlace.DONE,
@@ -277,9 +330,14 @@ def test_failures_parking_and_replays_are_reported() -> None:
     )
     assert events == [("grant", "a", 0), ("nack", "a", 1), ("park", "a", 0)]
     assert where(trail.share, 5, 3) is MessagePlace.WAITING
-    for replays, kind, after in ((True, "replay", MessagePlace.NEW), (False, "drop", MessagePlace.DONE)):
+    for replays, kind, after in (
+        (True, "replay", MessagePlace.NEW),
+        (False, "drop", MessagePlace.DONE),
+    ):
         copy = LaneMessageEvents.from_state(5, trail.to_state())
-        assert [event.kind for event in copy.apply(LaneUnpark(*LANES, "", b"k", replays), 9)] == [kind]
+        assert [event.kind for event in copy.apply(LaneUnpark(*LANES, "", b"k", replays), 9)] == [
+            kind
+        ]
         assert where(copy.share, 5, 3) is after
 
 

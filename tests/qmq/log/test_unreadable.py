@@ -65,7 +65,9 @@ def test_the_scrubber_finds_an_unreadable_sector_with_its_place(tmp_path: Path) 
     disk.spoil(segment(tmp_path, 0), 5 * BLOCK_BYTES)
     found = damage_of(store)
     assert found
-    assert all(each.log == 0 and 4 * BLOCK_BYTES < each.position < 6 * BLOCK_BYTES for each in found)
+    assert all(
+        each.log == 0 and 4 * BLOCK_BYTES < each.position < 6 * BLOCK_BYTES for each in found
+    )
     assert disk.unreadable > 0
     store.close()
 
@@ -176,8 +178,12 @@ def test_an_unreadable_consume_log_is_rebuilt_at_the_next_start(tmp_path: Path) 
     store.close()
 
 
-@pytest.mark.parametrize("field", [0, 1, 7, 8], ids=["base_sequence", "position", "total_bytes", "count"])
-def test_a_flipped_bit_of_a_consume_log_is_reported_and_never_moves_a_reader(tmp_path: Path, field: int) -> None:
+@pytest.mark.parametrize(
+    "field", [0, 1, 7, 8], ids=["base_sequence", "position", "total_bytes", "count"]
+)
+def test_a_flipped_bit_of_a_consume_log_is_reported_and_never_moves_a_reader(
+    tmp_path: Path, field: int
+) -> None:
     """A count that is too high would have a group skip messages; a place that is wrong is no damage of the log."""
     store = opened(tmp_path, Disk())
     fill(store, 20)

@@ -14,10 +14,32 @@ from random import Random
 from typing import Any
 
 import grpc
-from qmq_coordination.broker_groups import EpochClaim, MasterRecord, Registration, ReplicaRecord, group_key
-from qmq_coordination.coordination_store import Compare, CoordinationStore, KeyListing, Operation, Put, Revision, TxnResult
+from qmq_coordination.broker_groups import (
+    EpochClaim,
+    MasterRecord,
+    Registration,
+    ReplicaRecord,
+    group_key,
+)
+from qmq_coordination.coordination_store import (
+    Compare,
+    CoordinationStore,
+    KeyListing,
+    Operation,
+    Put,
+    Revision,
+    TxnResult,
+)
 from qmq_coordination.embedded import EmbeddedStore
-from qmq_coordination.ordered_records import FENCES, ROUTES, Fence, OrderedState, latest_key, ordered_state, route_key
+from qmq_coordination.ordered_records import (
+    FENCES,
+    ROUTES,
+    Fence,
+    OrderedState,
+    latest_key,
+    ordered_state,
+    route_key,
+)
 from qmq_coordination.subjects import SubjectCatalog
 from qmq_coordination.view import ClusterView
 from qmq_ordering.changes import first_route
@@ -25,7 +47,14 @@ from qmq_ordering.lanes import Frontier
 from qmq_ordering.routes import FENCED, LpRange, Phase
 from qmq_replication.membership import ReplicaMembership
 
-from qmq.errors import InvalidArgument, MessageNotFound, NotConnected, NotMaster, RouteConflict, UnknownGroup
+from qmq.errors import (
+    InvalidArgument,
+    MessageNotFound,
+    NotConnected,
+    NotMaster,
+    RouteConflict,
+    UnknownGroup,
+)
 from qmq.meta.ordered.changes import RouteChanges
 from qmq.meta.ordered.groups import Records
 from qmq.meta.ordered.placement import Forgetting, Placing
@@ -62,11 +91,15 @@ class FakeBroker(control_pb2_grpc.BrokerControlServicer):
     async def register(self, store: CoordinationStore, epoch: int = 1) -> Registration:
         """All keys of a group whose only replica and master this is."""
         claim = EpochClaim(epoch, self.replica, "test")
-        await store.put(group_key(self.group, "members"), ReplicaMembership(1, (self.replica,)).encode())
+        await store.put(
+            group_key(self.group, "members"), ReplicaMembership(1, (self.replica,)).encode()
+        )
         await store.put(group_key(self.group, "epoch"), claim.encode())
         master = MasterRecord(self.replica, epoch, "test", f"data-{self.replica}:1", self.address)
         record = ReplicaRecord(self.replica, self.group, master.data_address, self.address)
-        registration = Registration(store, record, also={group_key(self.group, "master"): master.encode()})
+        registration = Registration(
+            store, record, also={group_key(self.group, "master"): master.encode()}
+        )
         await registration.start()
         return registration
 
@@ -94,21 +127,27 @@ class FakeBroker(control_pb2_grpc.BrokerControlServicer):
     @answering
     async def DescribeQueues(self, request: Any) -> Any:
         self._note("DescribeQueues")
-        return control.DescribeQueuesResponse(queues=[control.Queue(subject="s", broker_group=self.group, next_sequence=3)])
+        return control.DescribeQueuesResponse(
+            queues=[control.Queue(subject="s", broker_group=self.group, next_sequence=3)]
+        )
 
     @answering
     async def DescribeGroups(self, request: Any) -> Any:
         self._note("DescribeGroups")
         if request.group and request.group not in self.consumed:
             raise UnknownGroup(f"group {request.group!r} has never consumed")
-        return control.DescribeGroupsResponse(groups=[control.Group(broker_group=self.group, group=name) for name in self.consumed])
+        return control.DescribeGroupsResponse(
+            groups=[control.Group(broker_group=self.group, group=name) for name in self.consumed]
+        )
 
     @answering
     async def ResetGroup(self, request: Any) -> Any:
         self._note("ResetGroup")
         if request.group not in self.consumed:
             raise UnknownGroup("never consumed")
-        return control.ResetGroupResponse(moved=[control.Moved(broker_group=self.group, to_sequence=request.sequence)])
+        return control.ResetGroupResponse(
+            moved=[control.Moved(broker_group=self.group, to_sequence=request.sequence)]
+        )
 
     @answering
     async def FindMessage(self, request: Any) -> Any:
@@ -132,7 +171,9 @@ class FakeBroker(control_pb2_grpc.BrokerControlServicer):
         self._note("ChangeReplicas")
         if request.remove == self.replica:
             raise InvalidArgument("the last voter")
-        return control.ChangeReplicasResponse(membership_version=2, voters=self.voters, learners=[request.add])
+        return control.ChangeReplicasResponse(
+            membership_version=2, voters=self.voters, learners=[request.add]
+        )
 
 
 class Caller:
@@ -152,7 +193,9 @@ class Caller:
 
 
 @asynccontextmanager
-async def metaserver(store: CoordinationStore, clock: Clock | None = None, **options: Any) -> AsyncIterator[tuple[Caller, ClusterView]]:
+async def metaserver(
+    store: CoordinationStore, clock: Clock | None = None, **options: Any
+) -> AsyncIterator[tuple[Caller, ClusterView]]:
     """A metaserver on a store, with a client."""
     view = ClusterView(store, relist_s=0.3, probe_s=0.05)
     await view.start()
@@ -168,7 +211,9 @@ async def metaserver(store: CoordinationStore, clock: Clock | None = None, **opt
 
 
 @asynccontextmanager
-async def brokers(store: CoordinationStore, *groups: str, kind: type[FakeBroker] = FakeBroker) -> AsyncIterator[list[FakeBroker]]:
+async def brokers(
+    store: CoordinationStore, *groups: str, kind: type[FakeBroker] = FakeBroker
+) -> AsyncIterator[list[FakeBroker]]:
     """One registered broker for each group."""
     found = [kind(group, f"{group}-a") for group in groups]
     registrations = []
@@ -234,7 +279,9 @@ class Brokers:
     def part(self, number: int) -> Lanes:
         return self.parts.setdefault(number, Lanes(LpRange(0, LPS)))
 
-    async def seal(self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int) -> int:
+    async def seal(
+        self, broker_group: str, subject: str, partition: int, change_id: str, to_version: int
+    ) -> int:
         await self.before_seal(broker_group)
         self._require(broker_group)
         part = self.part(partition)
@@ -248,11 +295,17 @@ class Brokers:
     async def probe(self, broker_group: str, subject: str, partition: int) -> None:
         self._require(broker_group)
 
-    async def describe_lanes(self, broker_group: str, request: control.DescribeLanesRequest) -> control.DescribeLanesResponse:
+    async def describe_lanes(
+        self, broker_group: str, request: control.DescribeLanesRequest
+    ) -> control.DescribeLanesResponse:
         self._require(broker_group)
         self.calls.append(f"describe {broker_group}")
         return control.DescribeLanesResponse(
-            partitions=[self._status(number, broker_group, request.group) for number in request.partitions if number in self.parts]
+            partitions=[
+                self._status(number, broker_group, request.group)
+                for number in request.partitions
+                if number in self.parts
+            ]
         )
 
     def _status(self, number: int, broker_group: str, group: str) -> control.PartitionStatus:
@@ -261,10 +314,16 @@ class Brokers:
         found.next_sequence, found.last_append_ms = part.next_sequence, part.last_append_ms
         if part.sealed_by:
             found.sealed_at = part.sealed_at
-        rows = [[part.range.first, part.range.end, part.next_sequence]] if part.is_forgotten else part.done.get(group, [])
+        rows = (
+            [[part.range.first, part.range.end, part.next_sequence]]
+            if part.is_forgotten
+            else part.done.get(group, [])
+        )
         for first, end, done in rows:
             is_finished = bool(part.sealed_by) and done >= part.next_sequence
-            found.progress.add(lps=control.LpRange(first=first, end=end), done_before=done, is_finished=is_finished)
+            found.progress.add(
+                lps=control.LpRange(first=first, end=end), done_before=done, is_finished=is_finished
+            )
         for key, lp in part.parked.get(group, {}).items():
             found.parked.add(partition=number, logical_partition=lp, key=key)
         return found
@@ -274,14 +333,20 @@ class Brokers:
         part = self.part(number)
         rows = [[first, end, part.next_sequence]]
         for row in part.done.get(group, []):
-            rows += [[a, b, row[2]] for a, b in ((row[0], min(row[1], first)), (max(row[0], end), row[1])) if a < b]
+            rows += [
+                [a, b, row[2]]
+                for a, b in ((row[0], min(row[1], first)), (max(row[0], end), row[1]))
+                if a < b
+            ]
         part.done[group] = sorted(rows)
 
     def append(self, number: int, messages: int = 1) -> None:
         assert not self.part(number).sealed_by
         self.part(number).next_sequence += messages
 
-    async def inherit_parked(self, broker_group: str, request: control.InheritParkedRequest) -> None:
+    async def inherit_parked(
+        self, broker_group: str, request: control.InheritParkedRequest
+    ) -> None:
         self._require(broker_group)
         self.inherited.append(request)
         keys = {each.key: each.logical_partition for each in request.keys}
@@ -299,7 +364,11 @@ class Brokers:
     async def forget_group(self, broker_group: str, request: control.DeleteGroupRequest) -> int:
         self._require(broker_group)
         self.forgotten.append(broker_group)
-        found = [each for each in self.parts.values() if each.done.pop(request.group, None) or each.parked.pop(request.group, None)]
+        found = [
+            each
+            for each in self.parts.values()
+            if each.done.pop(request.group, None) or each.parked.pop(request.group, None)
+        ]
         return len(found)
 
 
@@ -313,7 +382,9 @@ async def _nothing(_: str) -> None:
 class Watchful:
     """A store that checks each publication, and yields now and then so that other tasks run in between."""
 
-    def __init__(self, inner: CoordinationStore, brokers: Brokers, random: Random | None = None) -> None:
+    def __init__(
+        self, inner: CoordinationStore, brokers: Brokers, random: Random | None = None
+    ) -> None:
         self.inner = inner
         self.brokers = brokers
         self.random = random
@@ -336,7 +407,12 @@ class Watchful:
         await self._yield()
         return await self.inner.list(prefix, revision=revision, limit=limit)
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()) -> TxnResult:
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        success: Sequence[Operation],
+        failure: Sequence[Operation] = (),
+    ) -> TxnResult:
         await self._yield()
         before = await state_of(self.inner)
         done = await self.inner.txn(compares, success, failure)
@@ -359,8 +435,16 @@ class Watchful:
                 was, now = version_at(past.frontier, lp), version_at(record.frontier, lp)
                 assert now in (was, was + 1), f"{group} went from {was} to {now}"
                 part = after.routes[was].holder(lp)
-                if now > was and after.routes[now].holder(lp) != part and not self.brokers.parts[part.number].is_forgotten:
-                    done = [row for row in self.brokers.parts[part.number].done.get(group, []) if row[0] <= lp < row[1]]
+                if (
+                    now > was
+                    and after.routes[now].holder(lp) != part
+                    and not self.brokers.parts[part.number].is_forgotten
+                ):
+                    done = [
+                        row
+                        for row in self.brokers.parts[part.number].done.get(group, [])
+                        if row[0] <= lp < row[1]
+                    ]
                     assert self.brokers.parts[part.number].sealed_by
                     assert done
                     assert done[0][2] >= self.brokers.parts[part.number].next_sequence
@@ -370,12 +454,14 @@ class Watchful:
         after = await state_of(self.inner)
         assert after.latest == before.latest + 1
         change = after.changes[after.latest]
-        fences = {item.key: Fence.decode(item.value) for item in (await self.inner.list(FENCES)).items}
+        fences = {
+            item.key: Fence.decode(item.value) for item in (await self.inner.list(FENCES)).items
+        }
         for number in change.sources:
             if change.sealed[number] == FENCED:
-                assert [fence for key, fence in fences.items() if int(key.rpartition("/")[2]) == number] == [
-                    Fence(change.id, change.to_version)
-                ]
+                assert [
+                    fence for key, fence in fences.items() if int(key.rpartition("/")[2]) == number
+                ] == [Fence(change.id, change.to_version)]
             else:
                 assert self.brokers.parts[number].sealed_by == change.id
                 assert change.sealed[number] == self.brokers.parts[number].sealed_at
@@ -383,7 +469,9 @@ class Watchful:
 
 def version_at(frontier: Frontier, lp: int) -> int:
     """The version that is read in a logical partition."""
-    return next(piece.version for piece in frontier.pieces if piece.range.first <= lp < piece.range.end)
+    return next(
+        piece.version for piece in frontier.pieces if piece.range.first <= lp < piece.range.end
+    )
 
 
 async def state_of(store: Any) -> OrderedState:
@@ -404,18 +492,36 @@ class World:
         self.now_ms = 1_000_000
         self.ids = itertools.count(1)
 
-    async def create(self, *, partitions: int = 2, groups: Sequence[str] = ("a", "b"), fencing: Fencing = Fencing.LEASE) -> None:
+    async def create(
+        self,
+        *,
+        partitions: int = 2,
+        groups: Sequence[str] = ("a", "b"),
+        fencing: Fencing = Fencing.LEASE,
+    ) -> None:
         for name in ("a", "b", "c"):
             await self.elect(name, 1)
         route = first_route(LPS, partitions, groups)
         also = [Put(route_key(SUBJECT, 1), route.encode()), Put(latest_key(SUBJECT), b"1")]
-        config = SubjectConfig(SUBJECT, groups=tuple(groups), order=Order.STRICT, logical_partitions=LPS, fencing=fencing)
+        config = SubjectConfig(
+            SUBJECT,
+            groups=tuple(groups),
+            order=Order.STRICT,
+            logical_partitions=LPS,
+            fencing=fencing,
+        )
         await SubjectCatalog(self.embedded).create(config, also=also)
 
     async def elect(self, group: str, epoch: int) -> None:
         claim = EpochClaim(epoch, f"{group}-{epoch}", f"attempt {epoch}")
         master = MasterRecord(claim.replica, epoch, claim.attempt, "d:1", "c:1")
-        await self.embedded.txn([], [Put(group_key(group, "epoch"), claim.encode()), Put(group_key(group, "master"), master.encode())])
+        await self.embedded.txn(
+            [],
+            [
+                Put(group_key(group, "epoch"), claim.encode()),
+                Put(group_key(group, "master"), master.encode()),
+            ],
+        )
 
     async def lose_master(self, group: str) -> None:
         """Its process is gone, and its lease has ended."""
@@ -426,23 +532,38 @@ class World:
         self.now_ms += int(seconds * 1000)
         await asyncio.sleep(0)
 
-    def changes(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> RouteChanges:
+    def changes(
+        self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing
+    ) -> RouteChanges:
         """A metaserver's."""
         return RouteChanges(
-            store or self.store, self.brokers, sleep=self.sleep, now_ms=lambda: self.now_ms, new_id=self.new_id, arrow=arrow
+            store or self.store,
+            self.brokers,
+            sleep=self.sleep,
+            now_ms=lambda: self.now_ms,
+            new_id=self.new_id,
+            arrow=arrow,
         )
 
     def new_id(self) -> str:
         return f"change-{next(self.ids)}"
 
-    def groups(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> GroupRounds:
+    def groups(
+        self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing
+    ) -> GroupRounds:
         return GroupRounds(Records(store or self.store), self.brokers, arrow=arrow)
 
-    def placing(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> Placing:
+    def placing(
+        self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing
+    ) -> Placing:
         return Placing(Records(store or self.store), self.brokers, arrow=arrow)
 
-    def forgetting(self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing) -> Forgetting:
-        return Forgetting(Records(store or self.store), self.placing(store, arrow), self.brokers, arrow=arrow)
+    def forgetting(
+        self, store: Any = None, arrow: Callable[[str], Awaitable[None]] = _nothing
+    ) -> Forgetting:
+        return Forgetting(
+            Records(store or self.store), self.placing(store, arrow), self.brokers, arrow=arrow
+        )
 
     async def state(self) -> OrderedState:
         return await state_of(self.embedded)
@@ -482,4 +603,16 @@ def numbers(sequence: Iterable[Any]) -> list[int]:
     return [each.number for each in sequence]
 
 
-__all__ = ["LPS", "SUBJECT", "Brokers", "KilledError", "Killer", "Lanes", "Revision", "Watchful", "World", "numbers", "state_of"]
+__all__ = [
+    "LPS",
+    "SUBJECT",
+    "Brokers",
+    "KilledError",
+    "Killer",
+    "Lanes",
+    "Revision",
+    "Watchful",
+    "World",
+    "numbers",
+    "state_of",
+]

@@ -12,9 +12,27 @@ from qmq.errors import QmqError
 from qmq.model import SubjectConfig
 from qmq.testing import TestCluster
 
-CHANGES = {"ResetGroup", "DeleteGroup", "DropSubject", "PurgeSubject", "Seal", "PlaceLanes", "InheritParked", "Unpark"}
+CHANGES = {
+    "ResetGroup",
+    "DeleteGroup",
+    "DropSubject",
+    "PurgeSubject",
+    "Seal",
+    "PlaceLanes",
+    "InheritParked",
+    "Unpark",
+}
 """These wait for the commit of their own changes."""
-REPLICA = {"DescribeReplica", "Transfer", "ReadLog", "HoldWrites", "DescribeHold", "ReleaseWrites", "ChangeReplicas", "ConfirmClock"}
+REPLICA = {
+    "DescribeReplica",
+    "Transfer",
+    "ReadLog",
+    "HoldWrites",
+    "DescribeHold",
+    "ReleaseWrites",
+    "ChangeReplicas",
+    "ConfirmClock",
+}
 """These are about this replica itself; what they tell of a log is not a decision, or is limited to what is committed."""
 
 
@@ -22,9 +40,16 @@ def test_every_answer_from_a_brokers_state_waits_for_its_commit() -> None:
     (service,) = ast.parse(inspect.getsource(control.ControlService)).body
     assert isinstance(service, ast.ClassDef)
     methods = [each for each in service.body if isinstance(each, ast.AsyncFunctionDef)]
-    kinds = {each.name: {decorator.id for decorator in each.decorator_list if isinstance(decorator, ast.Name)} for each in methods}
+    kinds = {
+        each.name: {
+            decorator.id for decorator in each.decorator_list if isinstance(decorator, ast.Name)
+        }
+        for each in methods
+    }
     assert {name for name, found in kinds.items() if found == {"answering"}} == CHANGES | REPLICA
-    assert {name for name, found in kinds.items() if found == {"reading"}} == kinds.keys() - CHANGES - REPLICA
+    assert {
+        name for name, found in kinds.items() if found == {"reading"}
+    } == kinds.keys() - CHANGES - REPLICA
 
 
 async def seen(mq: Client) -> tuple[int, int] | None:
@@ -54,7 +79,9 @@ async def test_nothing_is_told_of_a_message_that_is_stored_and_not_committed() -
         sending = asyncio.create_task(mq.send("s", b"two"))
         try:
             async with asyncio.timeout(60):
-                while (found := await seen(mq)) is not None:  # until the group's answer is missing: it has no majority
+                while (
+                    found := await seen(mq)
+                ) is not None:  # until the group's answer is missing: it has no majority
                     assert found == (1, 1)
         finally:
             sending.cancel()

@@ -18,7 +18,17 @@ from qmq_coordination.embedded import EmbeddedStore
 from support import eventually
 
 import qmq
-from qmq.errors import CallerError, DelayTooLong, InvalidArgument, InvalidName, NotConnected, NotMaster, Outcome, QmqError, TooLate
+from qmq.errors import (
+    CallerError,
+    DelayTooLong,
+    InvalidArgument,
+    InvalidName,
+    NotConnected,
+    NotMaster,
+    Outcome,
+    QmqError,
+    TooLate,
+)
 from qmq.meta.calls import merged
 from qmq.model import DelayedId, MessageId
 from qmq.proto.v1 import delay_pb2 as pb
@@ -76,20 +86,31 @@ class FakeDelayGroup(FakeBroker, delay_pb2_grpc.DelayControlServicer):
         self._take("ListDelayed", request)
         due_ms, _, name = request.after.partition(":")
         behind = (int(due_ms), name) if request.after else (-1, "")
-        found = sorted((each.due_ms, each.id, each) for each in self.waiting if request.subject in ("", each.subject))
+        found = sorted(
+            (each.due_ms, each.id, each)
+            for each in self.waiting
+            if request.subject in ("", each.subject)
+        )
         page = [each[2] for each in found if each[:2] > behind]
         most = min(request.messages_max, self.page_max)
         has_more = len(page) > most
-        return pb.ListDelayedResponse(messages=page[:most], next=f"{page[most - 1].due_ms}:{page[most - 1].id}" if has_more else "")
+        return pb.ListDelayedResponse(
+            messages=page[:most],
+            next=f"{page[most - 1].due_ms}:{page[most - 1].id}" if has_more else "",
+        )
 
     @answering
     async def DescribeDelay(self, request: Any) -> Any:
         self._take("DescribeDelay", request)
-        return pb.DelayDescription(group=self.group, replica=self.replica, pending=len(self.waiting))
+        return pb.DelayDescription(
+            group=self.group, replica=self.replica, pending=len(self.waiting)
+        )
 
 
 @asynccontextmanager
-async def delay_groups(store: CoordinationStore, *names: str) -> AsyncIterator[list[FakeDelayGroup]]:
+async def delay_groups(
+    store: CoordinationStore, *names: str
+) -> AsyncIterator[list[FakeDelayGroup]]:
     """One registered master for each."""
     found = [FakeDelayGroup(name, f"{name}-a") for name in names]
     registrations = []
@@ -121,15 +142,28 @@ ONE = [
 
 
 @pytest.mark.parametrize(("method", "request_"), ONE)
-async def test_the_group_that_the_id_names_is_asked_and_no_other(store: CoordinationStore, method: str, request_: Any) -> None:
-    async with brokers(store, "g1"), delay_groups(store, "d1", "d2") as (first, second), metaserver(store) as (call, _):
+async def test_the_group_that_the_id_names_is_asked_and_no_other(
+    store: CoordinationStore, method: str, request_: Any
+) -> None:
+    async with (
+        brokers(store, "g1"),
+        delay_groups(store, "d1", "d2") as (first, second),
+        metaserver(store) as (call, _),
+    ):
         found = await call(method, request_)
         assert (found.id, found.group) == (id_of("d2"), "d2")
         assert (first.asked, second.asked) == ([], [method])
         assert second.requests == [request_]
 
 
-@pytest.mark.parametrize("failure", [TooLate("on its way"), DelayTooLong("over a year"), NotMaster("lost it", outcome=Outcome.UNKNOWN)])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        TooLate("on its way"),
+        DelayTooLong("over a year"),
+        NotMaster("lost it", outcome=Outcome.UNKNOWN),
+    ],
+)
 async def test_what_the_group_raises_arrives_with_its_outcome(failure: QmqError) -> None:
     store = EmbeddedStore()
     async with delay_groups(store, "d2") as (only,), metaserver(store) as (call, _):
@@ -146,7 +180,10 @@ async def test_the_new_master_is_asked_when_the_old_one_refuses(store: Coordinat
         new = FakeDelayGroup("d2", "d2-b")
         await new.start()
         old.is_master = False
-        await store.put(group_key("d2", "master"), MasterRecord("d2-b", 2, "x", "data-d2-b:1", new.address).encode())
+        await store.put(
+            group_key("d2", "master"),
+            MasterRecord("d2-b", 2, "x", "data-d2-b:1", new.address).encode(),
+        )
         for method, request in ONE:
             assert (await call(method, request)).id == id_of("d2")
         assert new.asked == [method for method, _ in ONE]
@@ -163,11 +200,16 @@ class Deposed(FakeDelayGroup):
     @answering
     async def MoveDelayed(self, request: Any) -> Any:
         self._note("MoveDelayed")
-        await self._store.put(group_key("d2", "master"), MasterRecord("d2-b", 2, "x", "data-d2-b:1", self._successor.address).encode())
+        await self._store.put(
+            group_key("d2", "master"),
+            MasterRecord("d2-b", 2, "x", "data-d2-b:1", self._successor.address).encode(),
+        )
         raise NotMaster("lost it", outcome=Outcome.UNKNOWN)
 
 
-async def test_a_successors_refusal_of_a_possibly_done_request_is_unknown(store: CoordinationStore) -> None:
+async def test_a_successors_refusal_of_a_possibly_done_request_is_unknown(
+    store: CoordinationStore,
+) -> None:
     successor = FakeDelayGroup("d2", "d2-b")
     await successor.start()
     old = Deposed(store, successor)
@@ -191,27 +233,71 @@ async def test_a_successors_refusal_of_a_possibly_done_request_is_unknown(store:
 @pytest.mark.parametrize(
     ("method", "request_", "kind", "says"),
     [
-        ("CancelDelayed", pb.CancelDelayedRequest(id="17"), InvalidArgument, "not the id of a delayed message"),
-        ("ShowDelayed", pb.ShowDelayedRequest(id=id_of("d9")), InvalidArgument, "'d9', which does not exist; there are d1, d2"),
-        ("ShowDelayed", pb.ShowDelayedRequest(id=id_of("g1")), InvalidArgument, "to delay group 'g1', which does not exist"),
-        ("MoveDelayed", pb.MoveDelayedRequest(id=id_of("d1")), InvalidArgument, "give the due time"),
+        (
+            "CancelDelayed",
+            pb.CancelDelayedRequest(id="17"),
+            InvalidArgument,
+            "not the id of a delayed message",
+        ),
+        (
+            "ShowDelayed",
+            pb.ShowDelayedRequest(id=id_of("d9")),
+            InvalidArgument,
+            "'d9', which does not exist; there are d1, d2",
+        ),
+        (
+            "ShowDelayed",
+            pb.ShowDelayedRequest(id=id_of("g1")),
+            InvalidArgument,
+            "to delay group 'g1', which does not exist",
+        ),
+        (
+            "MoveDelayed",
+            pb.MoveDelayedRequest(id=id_of("d1")),
+            InvalidArgument,
+            "give the due time",
+        ),
         ("ListDelayed", pb.ListDelayedRequest(subject="a b"), InvalidName, "subject 'a b'"),
-        ("ListDelayed", pb.ListDelayedRequest(after="x"), InvalidArgument, "`next` of the previous page"),
-        ("ListDelayed", pb.ListDelayedRequest(from_ms=9, to_ms=8), InvalidArgument, "not after its beginning"),
+        (
+            "ListDelayed",
+            pb.ListDelayedRequest(after="x"),
+            InvalidArgument,
+            "`next` of the previous page",
+        ),
+        (
+            "ListDelayed",
+            pb.ListDelayedRequest(from_ms=9, to_ms=8),
+            InvalidArgument,
+            "not after its beginning",
+        ),
     ],
 )
-async def test_a_request_that_makes_no_sense_reaches_no_group(method: str, request_: Any, kind: type[CallerError], says: str) -> None:
+async def test_a_request_that_makes_no_sense_reaches_no_group(
+    method: str, request_: Any, kind: type[CallerError], says: str
+) -> None:
     store = EmbeddedStore()
-    async with brokers(store, "g1"), delay_groups(store, "d1", "d2") as groups, metaserver(store) as (call, _):
+    async with (
+        brokers(store, "g1"),
+        delay_groups(store, "d1", "d2") as groups,
+        metaserver(store) as (call, _),
+    ):
         with pytest.raises(kind, match=says):
             await call(method, request_)
         assert [each.asked for each in groups] == [[], []]
 
 
-async def test_without_a_delay_group_each_call_says_how_to_start_one(store: CoordinationStore) -> None:
+async def test_without_a_delay_group_each_call_says_how_to_start_one(
+    store: CoordinationStore,
+) -> None:
     async with brokers(store, "g1"), metaserver(store) as (call, _):
-        for method, request in [*ONE, ("ListDelayed", pb.ListDelayedRequest()), ("DescribeDelays", meta.DescribeDelaysRequest())]:
-            with pytest.raises(NotConnected, match="there is no delay group: start one with `qmq delay`"):
+        for method, request in [
+            *ONE,
+            ("ListDelayed", pb.ListDelayedRequest()),
+            ("DescribeDelays", meta.DescribeDelaysRequest()),
+        ]:
+            with pytest.raises(
+                NotConnected, match="there is no delay group: start one with `qmq delay`"
+            ):
                 await call(method, request)
 
 
@@ -234,13 +320,20 @@ def scattered(groups: list[FakeDelayGroup], count: int) -> list[str]:
     for number in range(count):
         group = random.choice(groups)
         group.waiting.append(message(group.group, number, random.randrange(count // 4)))
-    return [each[1] for each in sorted((each.due_ms, each.id) for group in groups for each in group.waiting)]
+    return [
+        each[1]
+        for each in sorted((each.due_ms, each.id) for group in groups for each in group.waiting)
+    ]
 
 
 @pytest.mark.parametrize("page_max", [1_000, 7])
 async def test_pages_over_all_groups_are_one_list_in_order_without_holes(page_max: int) -> None:
     store = EmbeddedStore()
-    async with brokers(store, "g1"), delay_groups(store, "d1", "d2", "d3") as groups, metaserver(store) as (call, _):
+    async with (
+        brokers(store, "g1"),
+        delay_groups(store, "d1", "d2", "d3") as groups,
+        metaserver(store) as (call, _),
+    ):
         ids = scattered(groups, 100)
         groups[1].page_max = page_max
         for most in (3, 40, 1000):
@@ -256,10 +349,17 @@ async def test_a_list_is_filtered_by_the_groups_and_bounded(store: CoordinationS
         groups[0].waiting = [message("d1", number, 5) for number in range(150)]
         groups[1].waiting = [message("d2", 1, 5, "other")]
         assert [len(page) for page in await all_pages(call, subject="s")] == [100, 50]
-        assert await all_pages(call, subject="other", from_ms=2, to_ms=9) == [[groups[1].waiting[0].id]]
+        assert await all_pages(call, subject="other", from_ms=2, to_ms=9) == [
+            [groups[1].waiting[0].id]
+        ]
         assert await all_pages(call, subject="none") == [[]]
         asked = groups[1].requests[-2]
-        assert (asked.subject, asked.from_ms, asked.to_ms, asked.messages_max) == ("other", 2, 9, 100)
+        assert (asked.subject, asked.from_ms, asked.to_ms, asked.messages_max) == (
+            "other",
+            2,
+            9,
+            100,
+        )
         await all_pages(call, messages_max=50_000)
         assert groups[1].requests[-1].messages_max == 1_000
 
@@ -273,27 +373,38 @@ async def test_a_list_without_one_of_the_groups_names_it(store: CoordinationStor
         assert "'d2' does not answer" in found.silent["d2"]
         client = qmq.connect(call.address)
         try:
-            with pytest.raises(NotConnected, match="d2 did not answer, so those messages are missing"):
+            with pytest.raises(
+                NotConnected, match="d2 did not answer, so those messages are missing"
+            ):
                 [each async for each in client.delayed.list()]
         finally:
             await client.close()
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 50)), unique=True), min_size=1, max_size=4),
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 6), st.integers(0, 50)), unique=True),
+        min_size=1,
+        max_size=4,
+    ),
     st.lists(st.integers(1, 9), min_size=4, max_size=4),
     st.integers(1, 9),
 )
 def test_merged_pages_show_everything_once_in_order_whatever_a_page_holds(
     groups: list[list[tuple[int, int]]], page_maxes: list[int], most: int
 ) -> None:
-    stored = [sorted((due, f"{number:02}-d{place}") for due, number in group) for place, group in enumerate(groups)]
+    stored = [
+        sorted((due, f"{number:02}-d{place}") for due, number in group)
+        for place, group in enumerate(groups)
+    ]
 
     def page(place: int, behind: tuple[int, str]) -> pb.ListDelayedResponse:
         left = [each for each in stored[place] if each > behind]
         kept = left[: min(most, page_maxes[place])]
         name = f"{kept[-1][0]}:{kept[-1][1]}" if len(kept) < len(left) else ""
-        return pb.ListDelayedResponse(messages=[pb.DelayedMessage(due_ms=due, id=name) for due, name in kept], next=name)
+        return pb.ListDelayedResponse(
+            messages=[pb.DelayedMessage(due_ms=due, id=name) for due, name in kept], next=name
+        )
 
     found: list[tuple[int, str]] = []
     behind = (-1, "")
@@ -312,20 +423,30 @@ def test_merged_pages_show_everything_once_in_order_whatever_a_page_holds(
 # --- how the delivery stands --------------------------------------------------------------------------------------------
 
 
-async def test_all_delay_groups_are_described_and_the_silent_ones_named(store: CoordinationStore) -> None:
-    async with brokers(store, "g1") as (broker,), delay_groups(store, "d1", "d2", "d3") as groups, metaserver(store) as (call, _):
+async def test_all_delay_groups_are_described_and_the_silent_ones_named(
+    store: CoordinationStore,
+) -> None:
+    async with (
+        brokers(store, "g1") as (broker,),
+        delay_groups(store, "d1", "d2", "d3") as groups,
+        metaserver(store) as (call, _),
+    ):
         groups[0].waiting = [message("d1", 1, 5)]
         groups[1].failure = QmqError("stumbled")
         await groups[2].server.stop(None)
         found = await call("DescribeDelays", meta.DescribeDelaysRequest())
-        assert [(each.group, each.replica, each.pending) for each in found.delays] == [("d1", "d1-a", 1)]
+        assert [(each.group, each.replica, each.pending) for each in found.delays] == [
+            ("d1", "d1-a", 1)
+        ]
         assert sorted(found.silent) == ["d2", "d3"]
         assert "stumbled" in found.silent["d2"]
         assert "'d3' does not answer" in found.silent["d3"]
         assert broker.asked == []
 
 
-async def test_a_delay_group_without_a_master_is_silent_and_says_so(store: CoordinationStore) -> None:
+async def test_a_delay_group_without_a_master_is_silent_and_says_so(
+    store: CoordinationStore,
+) -> None:
     async with delay_groups(store, "d1"), metaserver(store) as (call, view):
         await store.put(group_key("d2", "delay"), SETTINGS.encode())
         await eventually(lambda: view.group("d2").delay is not None)
@@ -334,9 +455,17 @@ async def test_a_delay_group_without_a_master_is_silent_and_says_so(store: Coord
         assert "has no master" in found.silent["d2"]
 
 
-async def test_a_subject_is_on_broker_groups_and_its_delayed_messages_on_delay_groups(store: CoordinationStore) -> None:
-    async with brokers(store, "g1", "g2"), delay_groups(store, "d1", "d2"), metaserver(store) as (call, _):
-        created = await call("CreateSubject", meta.CreateSubjectRequest(settings=meta.SubjectSettings(name="a")))
+async def test_a_subject_is_on_broker_groups_and_its_delayed_messages_on_delay_groups(
+    store: CoordinationStore,
+) -> None:
+    async with (
+        brokers(store, "g1", "g2"),
+        delay_groups(store, "d1", "d2"),
+        metaserver(store) as (call, _),
+    ):
+        created = await call(
+            "CreateSubject", meta.CreateSubjectRequest(settings=meta.SubjectSettings(name="a"))
+        )
         assert created.settings.broker_groups == ["g1", "g2"]
         for delayed, groups in ((False, ["g1", "g2"]), (True, ["d1", "d2"])):
             found = await call("Locate", meta.LocateRequest(subject="a", delayed=delayed))

@@ -24,23 +24,47 @@ async def test_the_node_registers_as_a_group_of_one_and_says_goodbye(tmp_path: P
         state = node.view.group("broker-0")
         assert (state.voters, state.health) == (("broker-0",), Health.READ_WRITE)
         assert state.master is not None
-        assert (state.master.data_address, state.claim.epoch) == (node.data_address, node.store.epoch)
-        record = ReplicaRecord("broker-0", "broker-0", node.data_address, state.master.control_address)
-        assert node.view.replicas("broker-0") == node.view.present("broker-0") == {"broker-0": record}
+        assert (state.master.data_address, state.claim.epoch) == (
+            node.data_address,
+            node.store.epoch,
+        )
+        record = ReplicaRecord(
+            "broker-0", "broker-0", node.data_address, state.master.control_address
+        )
+        assert (
+            node.view.replicas("broker-0") == node.view.present("broker-0") == {"broker-0": record}
+        )
         call = Caller(node.address)
         (group,) = (await call("DescribeCluster", pb.DescribeClusterRequest())).groups
-        assert (group.replicas[0].status.role, group.replicas[0].status.is_serving) == ("master", True)
+        assert (group.replicas[0].status.role, group.replicas[0].status.is_serving) == (
+            "master",
+            True,
+        )
         await call.channel.close()
     store = EmbeddedStore(tmp_path / "node" / "coordination.db")
     keys = [item.key for item in (await store.list("/qmq/")).items]
     own = [group_key("broker-0", kind) for kind in ("epoch", "members", "secret")]
-    assert keys == ["/qmq/access/server-token", *own, "/qmq/meta/cluster", "/qmq/replicas/broker-0/broker-0"]
+    assert keys == [
+        "/qmq/access/server-token",
+        *own,
+        "/qmq/meta/cluster",
+        "/qmq/replicas/broker-0/broker-0",
+    ]
     await store.close()
 
 
-async def test_clients_reach_a_node_that_listens_everywhere_by_the_name_that_it_advertises(tmp_path: Path) -> None:
-    async with running(replace(node_config(tmp_path), advertise="localhost", delay=True)) as node, qmq.connect(node.address) as mq:
-        groups = {replica.data_address.rpartition(":")[0] for group in (await mq.metadata.cluster()).groups for replica in group.replicas}
+async def test_clients_reach_a_node_that_listens_everywhere_by_the_name_that_it_advertises(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running(replace(node_config(tmp_path), advertise="localhost", delay=True)) as node,
+        qmq.connect(node.address) as mq,
+    ):
+        groups = {
+            replica.data_address.rpartition(":")[0]
+            for group in (await mq.metadata.cluster()).groups
+            for replica in group.replicas
+        }
         assert groups == {"localhost"}
         await mq.send("s", b"later", delay=timedelta(milliseconds=1))
         async with asyncio.timeout(30):
@@ -53,15 +77,20 @@ async def test_a_data_folder_of_an_earlier_release_works(tmp_path: Path) -> None
     store = EmbeddedStore(folder / "coordination.db")
     old = {"name": "old", "retention_ms": None, "retention_bytes": 5, "body_bytes_max": 100}
     await store.put("/qmq/subjects/old", json.dumps(old).encode())
-    broker = {"group": "broker-0", "data_address": "127.0.0.1:1", "control_address": "127.0.0.1:2", "epoch": 1}
+    broker = {
+        "group": "broker-0",
+        "data_address": "127.0.0.1:1",
+        "control_address": "127.0.0.1:2",
+        "epoch": 1,
+    }
     await store.put("/qmq/brokers/broker-0", json.dumps(broker).encode(), await store.grant(10))
     await store.close()
     async with running(node_config(folder)) as node:
         client = MetadataClient([node.address])
         found = await client.locate("old")
-        assert [(each.broker_group, each.data_address, each.is_writable) for each in found.routes] == [
-            ("broker-0", node.data_address, True)
-        ]
+        assert [
+            (each.broker_group, each.data_address, each.is_writable) for each in found.routes
+        ] == [("broker-0", node.data_address, True)]
         assert (found.settings.body_bytes_max, found.settings.retention_bytes) == (100, 5)
         assert [each.settings.name for each in await client.list_subjects()] == ["old"]
         await client.close()

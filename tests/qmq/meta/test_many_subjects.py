@@ -28,10 +28,14 @@ class CountingView(ClusterView):
         return super().ordered_subjects()
 
 
-async def test_no_subject_is_created_and_nothing_swept_by_listing_all_of_them(store: CoordinationStore) -> None:
+async def test_no_subject_is_created_and_nothing_swept_by_listing_all_of_them(
+    store: CoordinationStore,
+) -> None:
     view = CountingView(store, relist_s=0.3, probe_s=0.05)
     await view.start()
-    server = MetaServer(store, view, MetaConfig("127.0.0.1", 0, timing=MetaTiming(sweep_s=0.01, reshard_s=0.01)))
+    server = MetaServer(
+        store, view, MetaConfig("127.0.0.1", 0, timing=MetaTiming(sweep_s=0.01, reshard_s=0.01))
+    )
     await server.start()
     caller = Caller(server.address)
     async with brokers(store, "a"):
@@ -54,10 +58,15 @@ async def test_ordered_subjects_are_found_among_others(store: CoordinationStore)
     async with brokers(store, "a"):
         await eventually(lambda: view.group("a").master is not None)
         for name, order in (("b", "strict"), ("a", "strict"), ("plain", "")):
-            settings = pb.SubjectSettings(name=name, order=order, logical_partitions=16 if order else 0, broker_groups=["a"])
+            settings = pb.SubjectSettings(
+                name=name, order=order, logical_partitions=16 if order else 0, broker_groups=["a"]
+            )
             await caller("CreateSubject", pb.CreateSubjectRequest(settings=settings))
         await eventually(lambda: len(view.subject_names()) == 3)
-        assert [(config.name, state.subject) for config, state in view.ordered_subjects()] == [("a", "a"), ("b", "b")]
+        assert [(config.name, state.subject) for config, state in view.ordered_subjects()] == [
+            ("a", "a"),
+            ("b", "b"),
+        ]
     await caller.channel.close()
     await server.stop()
     await view.stop()

@@ -40,9 +40,17 @@ class Meta:
         self.words = words
 
     async def start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("QMQ_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("QMQ_")
+        }
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "qmq.cli", *self.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            sys.executable,
+            "-m",
+            "qmq.cli",
+            *self.words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
         )
 
     async def ready(self) -> str:
@@ -67,7 +75,9 @@ class Meta:
 async def metas(own_etcd: EtcdProcess) -> AsyncIterator[list[Meta]]:
     """Two metaservers on one etcd."""
     endpoint = own_etcd.endpoint.removeprefix("http://")
-    found = [Meta("meta", "--etcd", endpoint, "--port", "0", "--metrics-port", "0") for _ in range(2)]
+    found = [
+        Meta("meta", "--etcd", endpoint, "--port", "0", "--metrics-port", "0") for _ in range(2)
+    ]
     for each in found:
         await each.start()
     yield found
@@ -75,7 +85,9 @@ async def metas(own_etcd: EtcdProcess) -> AsyncIterator[list[Meta]]:
         await each.end(signal.SIGKILL)
 
 
-async def test_clients_go_to_the_other_metaserver_when_one_is_killed(own_etcd: EtcdProcess, metas: list[Meta]) -> None:
+async def test_clients_go_to_the_other_metaserver_when_one_is_killed(
+    own_etcd: EtcdProcess, metas: list[Meta]
+) -> None:
     store = EtcdStore([own_etcd.endpoint])
     async with brokers(store, "g1"):
         client = MetadataClient([await each.ready() for each in metas])
@@ -88,7 +100,9 @@ async def test_clients_go_to_the_other_metaserver_when_one_is_killed(own_etcd: E
     await store.close()
 
 
-async def test_known_subjects_are_located_while_etcd_is_away_and_changes_say_why_not(own_etcd: EtcdProcess, metas: list[Meta]) -> None:
+async def test_known_subjects_are_located_while_etcd_is_away_and_changes_say_why_not(
+    own_etcd: EtcdProcess, metas: list[Meta]
+) -> None:
     store = EtcdStore([own_etcd.endpoint])
     async with brokers(store, "g1"):
         client = MetadataClient([await metas[0].ready()])
@@ -104,7 +118,9 @@ async def test_known_subjects_are_located_while_etcd_is_away_and_changes_say_why
     await store.close()
 
 
-async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for_etcd(own_etcd: EtcdProcess, metas: list[Meta]) -> None:
+async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for_etcd(
+    own_etcd: EtcdProcess, metas: list[Meta]
+) -> None:
     address = await metas[0].ready()
     health = Meta("health", "meta", metas[0].metrics, "--json")
     await health.start()
@@ -124,7 +140,10 @@ async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for
     assert waiting.process.stderr is not None
     assert b"waiting for the coordination store" in await waiting.process.stderr.readline()
     assert await asyncio.to_thread(get, port, "/livez") == (200, "ok\n")
-    assert await asyncio.to_thread(get, port, "/readyz") == (503, "starting: it waits for the coordination store\n")
+    assert await asyncio.to_thread(get, port, "/readyz") == (
+        503,
+        "starting: it waits for the coordination store\n",
+    )
     assert (await waiting.end(signal.SIGTERM))[0] == 0
 
 
@@ -138,7 +157,9 @@ async def test_a_signal_ends_it_cleanly_with_watches_open_and_while_it_waits_for
         (("health", "broker", "unix:/q:1"), 2, "give the HOST:PORT of --metrics-port"),
     ],
 )
-async def test_a_mistake_is_answered_with_what_to_do(words: tuple[str, ...], status: int, says: str) -> None:
+async def test_a_mistake_is_answered_with_what_to_do(
+    words: tuple[str, ...], status: int, says: str
+) -> None:
     process = Meta(*words)
     await process.start()
     _, errors = await process.process.communicate()

@@ -15,7 +15,14 @@ from qmq_ordering.changes import merge, move, split
 from qmq_ordering.routes import FENCED, Change, Phase, Route
 from support.stores import Fault, FaultyStore
 
-from qmq.errors import CoordinationUnknown, NotConnected, OrderMismatch, RouteConflict, UnknownPartition, UnknownSubject
+from qmq.errors import (
+    CoordinationUnknown,
+    NotConnected,
+    OrderMismatch,
+    RouteConflict,
+    UnknownPartition,
+    UnknownSubject,
+)
 from qmq.model import Fencing
 
 Make = Callable[[Route], Change]
@@ -23,7 +30,9 @@ Make = Callable[[Route], Change]
 
 def operation(name: str, change_id: str) -> Make:
     if name == "split":
-        return lambda route: split(route, 1, [20, 30], change_id=change_id, groups=["a", "b", "c"], reason="test")
+        return lambda route: split(
+            route, 1, [20, 30], change_id=change_id, groups=["a", "b", "c"], reason="test"
+        )
     if name == "merge":
         return lambda route: merge(route, [1, 2], change_id=change_id, group="c")
     return lambda route: move(route, 1, "c", change_id=change_id)
@@ -56,7 +65,9 @@ async def take_over(world: World, name: str) -> None:
 @pytest.mark.parametrize("side", ["before", "behind"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_a_metaserver_killed_at_any_arrow_leaves_a_change_that_another_one_finishes(name: str, step: str, side: str) -> None:
+async def test_a_metaserver_killed_at_any_arrow_leaves_a_change_that_another_one_finishes(
+    name: str, step: str, side: str
+) -> None:
     world = World()
     await world.create()
     for nth in range(1, 3 if name == "merge" and step == "seal" else 2):
@@ -70,7 +81,9 @@ async def test_a_metaserver_killed_at_any_arrow_leaves_a_change_that_another_one
         state = await world.check(latest=2)
         assert state.route is not None
         assert numbers(state.route.partitions) == TARGETS[name]
-        assert sorted(world.brokers.calls) == [f"seal {number}" for number in state.changes[2].sources]
+        assert sorted(world.brokers.calls) == [
+            f"seal {number}" for number in state.changes[2].sources
+        ]
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
@@ -170,9 +183,13 @@ async def test_metaservers_that_carry_the_same_change_on_publish_it_once(seed: i
 async def test_of_two_changes_at_once_one_is_prepared_and_the_other_refused(seed: int) -> None:
     world = World(Random(seed))
     await world.create()
-    found = await asyncio.gather(*[run(world, name) for name in ("split", "move")], return_exceptions=True)
+    found = await asyncio.gather(
+        *[run(world, name) for name in ("split", "move")], return_exceptions=True
+    )
     (told,) = [each for each in found if isinstance(each, BaseException)]
-    assert isinstance(told, RouteConflict | UnknownPartition)  # both close partition 1: under way, or gone
+    assert isinstance(
+        told, RouteConflict | UnknownPartition
+    )  # both close partition 1: under way, or gone
     await world.check(latest=2)
 
 
@@ -186,10 +203,20 @@ async def test_changes_that_follow_each_other_through_many_hands_are_consecutive
         done = 0
         for _ in range(6):
             changes = world.changes()
-            number = random.choice([part.number for part in (await world.state()).routes[(await world.state()).latest].partitions])
+            number = random.choice(
+                [
+                    part.number
+                    for part in (await world.state())
+                    .routes[(await world.state()).latest]
+                    .partitions
+                ]
+            )
             group = random.choice("abc")
             try:
-                change = await changes.prepare(SUBJECT, lambda route, n=number, g=group: move(route, n, g, change_id=world.new_id()))  # type: ignore[misc]
+                change = await changes.prepare(
+                    SUBJECT,
+                    lambda route, n=number, g=group: move(route, n, g, change_id=world.new_id()),
+                )  # type: ignore[misc]
             except Exception:
                 continue
             await changes.carry_on(SUBJECT, change.to_version)
@@ -224,7 +251,9 @@ async def test_a_change_from_another_version_or_over_another_one_is_refused() ->
 
 @pytest.mark.parametrize("side", ["before", "behind", *Fault])
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_an_unreachable_group_is_fenced_even_if_servers_die_at_the_fence(name: str, side: str | Fault) -> None:
+async def test_an_unreachable_group_is_fenced_even_if_servers_die_at_the_fence(
+    name: str, side: str | Fault
+) -> None:
     world = World()
     await world.create()
     await world.lose_master("a")
@@ -316,7 +345,9 @@ async def test_a_fence_holds_against_a_master_that_won_and_died_meanwhile() -> N
     changes = world.changes(arrow=arrow)
     await changes.prepare(SUBJECT, operation("move", "x"))
     await changes.carry_on(SUBJECT, 2)
-    assert next(epochs, None) is None  # two fences failed since the epoch was another one, the third was put
+    assert (
+        next(epochs, None) is None
+    )  # two fences failed since the epoch was another one, the third was put
     assert (await world.check(latest=2)).fenced == [1]
 
 
@@ -441,10 +472,26 @@ async def test_a_change_is_done_when_every_group_is_there_and_not_before(at: str
     await world.create()
     await run(world, "split")
     world.brokers.finish("g", 1)
-    await world.embedded.txn([], [Put("/qmq/routes/s/g/h", b'{"frontier": [[0, 100, 1]], "gate": "lanes", "start": "", "is_ready": true}')])
+    await world.embedded.txn(
+        [],
+        [
+            Put(
+                "/qmq/routes/s/g/h",
+                b'{"frontier": [[0, 100, 1]], "gate": "lanes", "start": "", "is_ready": true}',
+            )
+        ],
+    )
     changes = world.changes()
     assert not await changes.finish(SUBJECT, 2)
-    await world.embedded.txn([], [Put("/qmq/routes/s/g/h", b'{"frontier": [[0, 100, 2]], "gate": "lanes", "start": "", "is_ready": true}')])
+    await world.embedded.txn(
+        [],
+        [
+            Put(
+                "/qmq/routes/s/g/h",
+                b'{"frontier": [[0, 100, 2]], "gate": "lanes", "start": "", "is_ready": true}',
+            )
+        ],
+    )
     if at:
         with pytest.raises(KilledError):
             await world.changes(arrow=Killer(at)).finish(SUBJECT, 2)

@@ -23,7 +23,9 @@ class Setting:
         self.world, self.clock = world, ManualClock()
         self.view = ClusterView(world.embedded, monotonic_s=lambda: self.clock.now_ms / 1000)
         masters: Any = world.brokers
-        self.controller = Controller(world.embedded, self.view, masters, self.clock, new_id=world.new_id)
+        self.controller = Controller(
+            world.embedded, self.view, masters, self.clock, new_id=world.new_id
+        )
         self.start()
 
     def start(self) -> None:
@@ -33,7 +35,9 @@ class Setting:
 
     async def members(self, *names: str) -> None:
         for name in names:
-            await self.world.embedded.put(group_key(name, "members"), b'{"version": 1, "voters": ["x"], "learners": []}')
+            await self.world.embedded.put(
+                group_key(name, "members"), b'{"version": 1, "voters": ["x"], "learners": []}'
+            )
 
     async def look(self, *, after_ms: int = 0) -> None:
         await self.view.refresh()
@@ -120,7 +124,9 @@ async def test_only_the_leader_moves_and_only_by_a_fresh_view(it: Setting) -> No
     assert it.evacuation.moving == {}
 
 
-async def test_a_group_that_has_not_come_since_the_metaserver_began_is_not_lost(it: Setting, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_group_that_has_not_come_since_the_metaserver_began_is_not_lost(
+    it: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
     await ready(it)
     await it.world.lose_master("a")
     it.start()
@@ -129,7 +135,9 @@ async def test_a_group_that_has_not_come_since_the_metaserver_began_is_not_lost(
     await it.look()
     await it.look(after_ms=PATIENCE_MS)
     assert it.groups() == ["a", "b", "a", "b"]
-    assert [record.args for record in caplog.records if "since this metaserver began" in record.message] == [("a", "a")]
+    assert [
+        record.args for record in caplog.records if "since this metaserver began" in record.message
+    ] == [("a", "a")]
     it.world.brokers.down.clear()
     await it.world.elect("a", 2)
     await it.look()

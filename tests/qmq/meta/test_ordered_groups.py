@@ -10,7 +10,12 @@ from random import Random
 
 import pytest
 from meta_support import LPS, SUBJECT, KilledError, Killer, Lanes, World
-from qmq_coordination.ordered_records import MemberRecord, assignment_key, group_record_key, member_key
+from qmq_coordination.ordered_records import (
+    MemberRecord,
+    assignment_key,
+    group_record_key,
+    member_key,
+)
 from qmq_ordering.changes import first_route, merge, move, next_route, split
 from qmq_ordering.lanes import Assignment, Frontier, Gate, GroupRecord, first_frontier
 from qmq_ordering.routes import LpRange, Route
@@ -39,10 +44,14 @@ class Grouped(World):
     async def join(self, name: str) -> None:
         await self.embedded.put(member_key(SUBJECT, "g", name), MemberRecord(name, "1").encode())
 
-    async def change(self, kind: str, *numbers: int, at: Iterable[int] = (), groups: Iterable[str] = ()) -> None:
+    async def change(
+        self, kind: str, *numbers: int, at: Iterable[int] = (), groups: Iterable[str] = ()
+    ) -> None:
         def make(route: Route) -> object:
             if kind == "split":
-                return split(route, numbers[0], list(at), change_id=self.new_id(), groups=list(groups))
+                return split(
+                    route, numbers[0], list(at), change_id=self.new_id(), groups=list(groups)
+                )
             if kind == "merge":
                 return merge(route, numbers, change_id=self.new_id())
             return move(route, numbers[0], next(iter(groups), "b"), change_id=self.new_id())
@@ -62,19 +71,27 @@ class Grouped(World):
         return GroupRecord.decode(found.value)
 
     async def pieces(self) -> list[tuple[int, int, int]]:
-        return [(piece.range.first, piece.range.end, piece.version) for piece in (await self.record()).frontier.pieces]
+        return [
+            (piece.range.first, piece.range.end, piece.version)
+            for piece in (await self.record()).frontier.pieces
+        ]
 
     async def assignment(self) -> Assignment:
         found = await self.embedded.get(assignment_key(SUBJECT, "g"))
         return Assignment() if found is None else Assignment.decode(found.value)
 
     async def lanes(self) -> Lanes_:
-        return [(lane.partition, lane.range.first, lane.range.end, owner) for lane, owner in (await self.assignment()).lanes]
+        return [
+            (lane.partition, lane.range.first, lane.range.end, owner)
+            for lane, owner in (await self.assignment()).lanes
+        ]
 
     def frontiers(self) -> list[Frontier]:
         """Every frontier that was ever stored."""
         key = group_record_key(SUBJECT, "g")
-        return [GroupRecord.decode(value).frontier for each, value in self.store.history if each == key]
+        return [
+            GroupRecord.decode(value).frontier for each, value in self.store.history if each == key
+        ]
 
 
 @pytest.fixture
@@ -85,7 +102,9 @@ def world() -> Grouped:
 # --- advancing ----------------------------------------------------------------------------------------------------------
 
 
-async def test_hazard_1_a_child_is_not_assigned_before_its_parent_is_finished(world: Grouped) -> None:
+async def test_hazard_1_a_child_is_not_assigned_before_its_parent_is_finished(
+    world: Grouped,
+) -> None:
     await world.begun("x")
     world.brokers.append(1, 10)
     await world.change("split", 1, at=[50])
@@ -97,7 +116,9 @@ async def test_hazard_1_a_child_is_not_assigned_before_its_parent_is_finished(wo
     assert await world.lanes() == [(2, 0, 50, "x"), (3, 50, 100, "x")]
 
 
-async def test_a_range_of_a_child_opens_when_that_range_of_its_parent_is_finished(world: Grouped) -> None:
+async def test_a_range_of_a_child_opens_when_that_range_of_its_parent_is_finished(
+    world: Grouped,
+) -> None:
     await world.begun("x", "y")
     await world.change("split", 1, at=[50])
     world.brokers.finish("g", 1, 0, 50)
@@ -106,7 +127,9 @@ async def test_a_range_of_a_child_opens_when_that_range_of_its_parent_is_finishe
     assert {lane[:3] for lane in await world.lanes()} == {(2, 0, 50), (1, 50, 100)}
 
 
-async def test_with_a_strict_gate_nothing_opens_before_all_sources_are_finished(world: Grouped) -> None:
+async def test_with_a_strict_gate_nothing_opens_before_all_sources_are_finished(
+    world: Grouped,
+) -> None:
     await world.begun("x", gate=Gate.STRICT)
     await world.change("split", 1, at=[50])
     world.brokers.finish("g", 1)
@@ -120,7 +143,9 @@ async def test_with_a_strict_gate_nothing_opens_before_all_sources_are_finished(
     assert await world.lanes() == [(4, 0, 100, "x")]
 
 
-async def test_a_merge_opens_range_by_range_and_as_one_lane_when_both_sources_are_finished(world: Grouped) -> None:
+async def test_a_merge_opens_range_by_range_and_as_one_lane_when_both_sources_are_finished(
+    world: Grouped,
+) -> None:
     await world.begun("x")
     await world.change("split", 1, at=[50])
     world.brokers.finish("g", 1)
@@ -134,7 +159,9 @@ async def test_a_merge_opens_range_by_range_and_as_one_lane_when_both_sources_ar
     assert await world.lanes() == [(4, 0, 100, "x")]
 
 
-async def test_hazard_2_a_group_from_the_earliest_reads_parents_closed_before_it(world: Grouped) -> None:
+async def test_hazard_2_a_group_from_the_earliest_reads_parents_closed_before_it(
+    world: Grouped,
+) -> None:
     await world.create(partitions=1, groups=("a",))
     world.brokers.append(1, 5)
     await world.change("split", 1, at=[50])
@@ -145,7 +172,9 @@ async def test_hazard_2_a_group_from_the_earliest_reads_parents_closed_before_it
     assert await world.lanes() == [(1, 0, 100, "x")]
 
 
-async def test_hazard_3_a_group_from_the_latest_reads_new_partitions_from_their_begin(world: Grouped) -> None:
+async def test_hazard_3_a_group_from_the_latest_reads_new_partitions_from_their_begin(
+    world: Grouped,
+) -> None:
     await world.create(partitions=1, groups=("a",))
     world.brokers.append(1, 5)
     with pytest.raises(KilledError):
@@ -156,9 +185,10 @@ async def test_hazard_3_a_group_from_the_latest_reads_new_partitions_from_their_
     assert not (await world.round()).is_ready
     assert await world.lanes() == []
     await world.placing().make_ready(SUBJECT, "g")
-    assert [(request.moves, [(place.partition, place.latest) for place in request.places]) for request in world.brokers.placed] == [
-        (False, [(1, True)])
-    ]
+    assert [
+        (request.moves, [(place.partition, place.latest) for place in request.places])
+        for request in world.brokers.placed
+    ] == [(False, [(1, True)])]
     await world.round()
     assert await world.lanes() == [(2, 0, 50, "x"), (3, 50, 100, "x")]
     assert "g" not in world.brokers.parts[2].done
@@ -175,7 +205,9 @@ async def test_hazard_4_progress_that_is_missing_never_counts_as_done(world: Gro
     assert await world.pieces() == [(0, 30, 2), (30, 40, 1), (40, 100, 2)]
 
 
-async def test_hazard_4_a_broker_group_that_is_silent_finished_nothing_and_keeps_its_lanes(world: Grouped) -> None:
+async def test_hazard_4_a_broker_group_that_is_silent_finished_nothing_and_keeps_its_lanes(
+    world: Grouped,
+) -> None:
     await world.begun("x", "y")
     await world.round()
     before = await world.assignment()
@@ -212,7 +244,10 @@ async def test_parked_keys_are_parked_behind_a_change_before_it_opens(world: Gro
     await world.change("split", 1, at=[50])
     world.brokers.finish("g", 1)
     assert (await world.round()).steps == 1
-    assert {number: world.brokers.part(number).parked.get("g") for number in (2, 3)} == {2: {b"low": 7}, 3: {b"high": 60}}
+    assert {number: world.brokers.part(number).parked.get("g") for number in (2, 3)} == {
+        2: {b"low": 7},
+        3: {b"high": 60},
+    }
     revisions = {each.record_revision for each in world.brokers.inherited}
     assert len(revisions) == 1
 
@@ -230,7 +265,9 @@ async def test_parked_keys_pass_versions_without_messages(world: Grouped) -> Non
     assert world.brokers.part(4).parked["g"] == {b"k": 7}
 
 
-async def test_partitions_with_unknown_parked_keys_do_not_open_and_others_do(world: Grouped) -> None:
+async def test_partitions_with_unknown_parked_keys_do_not_open_and_others_do(
+    world: Grouped,
+) -> None:
     await world.create(partitions=2, groups=("a", "b"))
     world.brokers.parts.update({1: Lanes(LpRange(0, 50)), 2: Lanes(LpRange(50, 100))})
     await world.join("x")
@@ -263,7 +300,10 @@ def test_a_key_may_be_passed_where_a_later_partition_does_not_know_of_it(
 ) -> None:
     first = first_route(LPS, 1, ["a"])
     routes = {1: first, 2: next_route(first, split(first, 1, [50], change_id="x"))}
-    keys = [control.ParkedKey(key=b"k", partition=number, logical_partition=7, messages=1) for number in parked_in]
+    keys = [
+        control.ParkedKey(key=b"k", partition=number, logical_partition=7, messages=1)
+        for number in parked_in
+    ]
     mark_passed(keys, first_frontier(LPS, version), routes, silent)
     assert [each.may_be_passed for each in keys] == passed
 
@@ -278,7 +318,9 @@ async def test_hazard_5_vanished_progress_closes_no_lane_and_opens_none(world: G
     assert await world.pieces() == [(0, 50, 2), (50, 100, 1)]
 
 
-async def test_hazard_6_a_parent_emptied_by_retention_is_passed_as_its_broker_says(world: Grouped) -> None:
+async def test_hazard_6_a_parent_emptied_by_retention_is_passed_as_its_broker_says(
+    world: Grouped,
+) -> None:
     await world.begun("x")
     world.brokers.append(1, 9)
     await world.change("split", 1, at=[50])
@@ -287,7 +329,9 @@ async def test_hazard_6_a_parent_emptied_by_retention_is_passed_as_its_broker_sa
     assert await world.pieces() == [(0, 100, 2)]
 
 
-async def test_hazard_9_a_crash_after_the_publication_does_not_affect_consumers(world: Grouped) -> None:
+async def test_hazard_9_a_crash_after_the_publication_does_not_affect_consumers(
+    world: Grouped,
+) -> None:
     await world.begun("x")
     changes = world.changes(arrow=Killer("behind publish"))
     await changes.prepare(SUBJECT, lambda route: split(route, 1, [50], change_id="c"))
@@ -300,7 +344,9 @@ async def test_hazard_9_a_crash_after_the_publication_does_not_affect_consumers(
     assert await world.changes().finish(SUBJECT, 2)
 
 
-async def test_hazard_10_a_group_passes_versions_one_at_a_time_however_fast_they_come(world: Grouped) -> None:
+async def test_hazard_10_a_group_passes_versions_one_at_a_time_however_fast_they_come(
+    world: Grouped,
+) -> None:
     await world.begun("x")
     for number in range(1, 7):
         await world.change("move", number, groups=["b" if number % 2 else "a"])
@@ -311,7 +357,9 @@ async def test_hazard_10_a_group_passes_versions_one_at_a_time_however_fast_they
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_hazard_10_metaservers_that_race_never_skip_a_version_and_never_go_back(seed: int) -> None:
+async def test_hazard_10_metaservers_that_race_never_skip_a_version_and_never_go_back(
+    seed: int,
+) -> None:
     world = Grouped(Random(seed))
     await world.begun("x", "y")
     for number in range(1, 5):
@@ -326,8 +374,12 @@ async def test_hazard_10_metaservers_that_race_never_skip_a_version_and_never_go
     assert (await world.round()) == RoundOutcome(version=5)
 
 
-@pytest.mark.parametrize("arrow", ["before advance", "behind advance", "before assign", "behind assign"])
-async def test_after_a_metaserver_is_killed_in_a_round_another_one_continues_the_group(world: Grouped, arrow: str) -> None:
+@pytest.mark.parametrize(
+    "arrow", ["before advance", "behind advance", "before assign", "behind assign"]
+)
+async def test_after_a_metaserver_is_killed_in_a_round_another_one_continues_the_group(
+    world: Grouped, arrow: str
+) -> None:
     await world.begun("x")
     await world.change("split", 1, at=[50])
     world.brokers.finish("g", 1)
@@ -340,7 +392,9 @@ async def test_after_a_metaserver_is_killed_in_a_round_another_one_continues_the
 
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_lost_answer_in_a_round_is_seen_by_the_next_one(world: Grouped, number: int, fault: Fault) -> None:
+async def test_a_lost_answer_in_a_round_is_seen_by_the_next_one(
+    world: Grouped, number: int, fault: Fault
+) -> None:
     await world.begun("x")
     await world.change("split", 1, at=[50])
     world.brokers.finish("g", 1)
@@ -353,7 +407,9 @@ async def test_a_lost_answer_in_a_round_is_seen_by_the_next_one(world: Grouped, 
     assert (await world.assignment()).generation == 1
 
 
-async def test_an_answer_of_a_broker_does_not_count_for_a_frontier_that_a_reset_put_since(world: Grouped) -> None:
+async def test_an_answer_of_a_broker_does_not_count_for_a_frontier_that_a_reset_put_since(
+    world: Grouped,
+) -> None:
     await world.begun("x")
     await world.change("move", 1)
     world.brokers.finish("g", 1)
@@ -370,7 +426,9 @@ async def test_an_answer_of_a_broker_does_not_count_for_a_frontier_that_a_reset_
 # --- the assignment -----------------------------------------------------------------------------------------------------
 
 
-async def test_who_comes_gets_its_share_and_who_goes_leaves_it_to_the_others(world: Grouped) -> None:
+async def test_who_comes_gets_its_share_and_who_goes_leaves_it_to_the_others(
+    world: Grouped,
+) -> None:
     await world.begun("x")
     await world.round()
     assert await world.lanes() == [(1, 0, 100, "x")]
@@ -386,7 +444,9 @@ async def test_who_comes_gets_its_share_and_who_goes_leaves_it_to_the_others(wor
     assert (await world.assignment()).lanes == ()
 
 
-async def test_who_finished_a_sealed_partition_keeps_its_lane_until_there_is_a_successor(world: Grouped) -> None:
+async def test_who_finished_a_sealed_partition_keeps_its_lane_until_there_is_a_successor(
+    world: Grouped,
+) -> None:
     await world.begun("x", "y")
     await world.round()
     before = await world.assignment()
@@ -434,8 +494,20 @@ async def test_a_group_that_does_not_exist_has_no_rounds(world: Grouped) -> None
 # --- beginning ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arrow", ["before begin", "behind begin", "before place", "behind place", "before ready", "behind ready"])
-async def test_an_unfinished_start_at_latest_is_finished_by_the_next_finder(world: Grouped, arrow: str) -> None:
+@pytest.mark.parametrize(
+    "arrow",
+    [
+        "before begin",
+        "behind begin",
+        "before place",
+        "behind place",
+        "before ready",
+        "behind ready",
+    ],
+)
+async def test_an_unfinished_start_at_latest_is_finished_by_the_next_finder(
+    world: Grouped, arrow: str
+) -> None:
     await world.create(partitions=2, groups=("a", "b"))
     world.brokers.append(1, 4)
     world.brokers.append(2, 6)
@@ -452,7 +524,9 @@ async def test_an_unfinished_start_at_latest_is_finished_by_the_next_finder(worl
 
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_lost_answer_while_a_group_begins_makes_no_second_group(world: Grouped, number: int, fault: Fault) -> None:
+async def test_a_lost_answer_while_a_group_begins_makes_no_second_group(
+    world: Grouped, number: int, fault: Fault
+) -> None:
     await world.create(partitions=1, groups=("a",))
     losing = FaultyStore(world.store, {number: fault})
     placing = world.placing(losing)
@@ -475,7 +549,9 @@ async def test_a_group_is_created_only_after_the_silent_broker_answered(world: G
     assert (await world.placing().make_ready(SUBJECT, "g")).is_ready
 
 
-async def test_an_existing_group_keeps_its_kind_whatever_a_new_consumer_asks_for(world: Grouped) -> None:
+async def test_an_existing_group_keeps_its_kind_whatever_a_new_consumer_asks_for(
+    world: Grouped,
+) -> None:
     await world.begun()
     before = await world.record()
     assert await world.placing().begin(SUBJECT, "g", LATEST, Gate.STRICT) == before
@@ -489,11 +565,19 @@ async def test_an_existing_group_keeps_its_kind_whatever_a_new_consumer_asks_for
 async def three_versions(world: Grouped) -> None:
     """Version 1: 1 [0, 100). Version 2: 2 [0, 50), 3 [50, 100). Version 3: 2, and 4 [50, 100) on c. All consumed."""
     await world.begun("x")
-    for number, messages, change in ((1, 10, ("split", 1, [50], ["a", "b"])), (3, 20, ("move", 3, [], ["c"]))):
+    for number, messages, change in (
+        (1, 10, ("split", 1, [50], ["a", "b"])),
+        (3, 20, ("move", 3, [], ["c"])),
+    ):
         world.brokers.append(number, messages)
         world.now_ms += 60_000
         await world.change(change[0], change[1], at=change[2], groups=change[3])
-        world.brokers.finish("g", number, world.brokers.parts[number].range.first, world.brokers.parts[number].range.end)
+        world.brokers.finish(
+            "g",
+            number,
+            world.brokers.parts[number].range.first,
+            world.brokers.parts[number].range.end,
+        )
         await world.round()
     world.brokers.append(4, 30)
     world.brokers.finish("g", 4, 50, 100)
@@ -501,7 +585,11 @@ async def three_versions(world: Grouped) -> None:
 
 
 def placed(world: Grouped) -> dict[int, str]:
-    return {place.partition: place.WhichOneof("target") or "" for request in world.brokers.placed for place in request.places}
+    return {
+        place.partition: place.WhichOneof("target") or ""
+        for request in world.brokers.placed
+        for place in request.places
+    }
 
 
 @pytest.mark.parametrize(
@@ -531,8 +619,20 @@ async def test_hazard_18_a_reset_names_a_version_its_places_and_later_begins(
     assert {lane[0] for lane in await world.lanes()} <= set(places)
 
 
-@pytest.mark.parametrize("arrow", ["before reset", "behind reset", "before place", "behind place", "before ready", "behind ready"])
-async def test_a_reset_cut_short_by_a_crash_is_finished_before_anyone_reads(world: Grouped, arrow: str) -> None:
+@pytest.mark.parametrize(
+    "arrow",
+    [
+        "before reset",
+        "behind reset",
+        "before place",
+        "behind place",
+        "before ready",
+        "behind ready",
+    ],
+)
+async def test_a_reset_cut_short_by_a_crash_is_finished_before_anyone_reads(
+    world: Grouped, arrow: str
+) -> None:
     await three_versions(world)
     start = Start.parse("reset:earliest")
     with pytest.raises(KilledError):
@@ -553,19 +653,29 @@ async def test_a_reset_whose_answer_is_lost_is_done_once(world: Grouped, fault: 
     await world.placing(losing).reset(SUBJECT, "g", Start.parse("reset:latest"), 3)
     assert not any(each.succeeded for each in await losing.deliver_delayed())
     assert (await world.record()).is_ready
-    assert sorted(place.partition for request in world.brokers.placed for place in request.places) == [1, 2, 3, 4]
+    assert sorted(
+        place.partition for request in world.brokers.placed for place in request.places
+    ) == [1, 2, 3, 4]
 
 
-async def test_messages_replayed_in_a_partition_that_was_left_come_before_newer_ones(world: Grouped) -> None:
+async def test_messages_replayed_in_a_partition_that_was_left_come_before_newer_ones(
+    world: Grouped,
+) -> None:
     await three_versions(world)
     part = (await world.state()).partition(1)
     assert part is not None
     await world.placing().set_back(SUBJECT, "g", part, 60, "first")
-    await world.placing().set_back(SUBJECT, "g", part, 60, "first")  # the same attempt again, behind a lost answer
+    await world.placing().set_back(
+        SUBJECT, "g", part, 60, "first"
+    )  # the same attempt again, behind a lost answer
     assert not (await world.record()).is_ready
     with pytest.raises(LaneNotOpen, match="being started or moved"):
         await world.placing().set_back(SUBJECT, "g", part, 61, "second")
-    world.brokers.parts[1].done["g"] = [[0, 60, 11], [60, 61, 3], [61, 100, 11]]  # what a replay does
+    world.brokers.parts[1].done["g"] = [
+        [0, 60, 11],
+        [60, 61, 3],
+        [61, 100, 11],
+    ]  # what a replay does
     await world.placing().make_ready(SUBJECT, "g")
     await world.round()
     assert await world.pieces() == [(0, 60, 3), (60, 61, 1), (61, 100, 3)]
@@ -576,7 +686,9 @@ async def test_messages_replayed_in_a_partition_that_was_left_come_before_newer_
     assert await world.pieces() == [(0, 100, 3)]
 
 
-async def test_a_replay_in_a_partition_that_is_still_read_does_not_move_the_group(world: Grouped) -> None:
+async def test_a_replay_in_a_partition_that_is_still_read_does_not_move_the_group(
+    world: Grouped,
+) -> None:
     await world.begun("x")
     part = (await world.state()).partition(1)
     assert part is not None

@@ -61,7 +61,9 @@ async def there(store: CoordinationStore) -> tuple[str, LeaseId] | None:
 # --- living and leaving -------------------------------------------------------------------------------------------------
 
 
-async def test_a_consumer_lives_while_it_asks_and_is_gone_when_it_has_not_for_its_lease(embedded: EmbeddedStore, clock: Clock) -> None:
+async def test_a_consumer_lives_while_it_asks_and_is_gone_when_it_has_not_for_its_lease(
+    embedded: EmbeddedStore, clock: Clock
+) -> None:
     here = members(embedded, clock)
     assert await here.keep(X, "1", 3_000, generation=0)
     for _ in range(5):
@@ -86,7 +88,9 @@ async def test_no_lease_is_shorter_than_two_seconds(embedded: EmbeddedStore, clo
     await embedded.close()
 
 
-async def test_who_asks_for_an_hour_and_vanishes_is_gone_in_five_minutes(embedded: EmbeddedStore, clock: Clock) -> None:
+async def test_who_asks_for_an_hour_and_vanishes_is_gone_in_five_minutes(
+    embedded: EmbeddedStore, clock: Clock
+) -> None:
     here = members(embedded, clock)
     await here.keep(X, "1", 3_600_000, generation=0)
     clock.ms += 299_999
@@ -96,7 +100,9 @@ async def test_who_asks_for_an_hour_and_vanishes_is_gone_in_five_minutes(embedde
     await embedded.close()
 
 
-async def test_a_consumer_that_leaves_is_removed_at_once_and_alone(embedded: EmbeddedStore, clock: Clock) -> None:
+async def test_a_consumer_that_leaves_is_removed_at_once_and_alone(
+    embedded: EmbeddedStore, clock: Clock
+) -> None:
     here = members(embedded, clock)
     await here.keep(X, "1", 3_000, generation=0)
     await here.keep(GroupMember("s", "g", "y"), "1", 3_000, generation=0)
@@ -110,7 +116,9 @@ async def test_a_consumer_that_leaves_is_removed_at_once_and_alone(embedded: Emb
     await embedded.close()
 
 
-async def test_a_consumer_that_changes_its_metaserver_outlives_the_first_lease(store: CoordinationStore) -> None:
+async def test_a_consumer_that_changes_its_metaserver_outlives_the_first_lease(
+    store: CoordinationStore,
+) -> None:
     clock = Clock()
     first, second = members(store, clock), members(store, clock)
     await first.keep(X, "1", 3_000, generation=0)
@@ -125,7 +133,9 @@ async def test_a_consumer_that_changes_its_metaserver_outlives_the_first_lease(s
     assert await first.keep(X, "1", 3_000, generation=1)  # and back again
 
 
-async def test_a_lease_that_ended_while_the_process_stood_still_is_replaced(store: CoordinationStore) -> None:
+async def test_a_lease_that_ended_while_the_process_stood_still_is_replaced(
+    store: CoordinationStore,
+) -> None:
     here = members(store, Clock())
     await here.keep(X, "1", 3_000, generation=0)
     found = await there(store)
@@ -138,7 +148,9 @@ async def test_a_lease_that_ended_while_the_process_stood_still_is_replaced(stor
 # --- two lives ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_restarted_consumer_replaces_the_older_one(embedded: EmbeddedStore, clock: Clock) -> None:
+async def test_a_restarted_consumer_replaces_the_older_one(
+    embedded: EmbeddedStore, clock: Clock
+) -> None:
     first, second = members(embedded, clock), members(embedded, clock)
     await first.keep(X, "old", 3_000, generation=0)
     await second.keep(X, "new", 3_000, generation=0)
@@ -154,18 +166,25 @@ async def test_a_restarted_consumer_replaces_the_older_one(embedded: EmbeddedSto
 
 async def test_two_lives_that_come_at_once_leave_one(embedded: EmbeddedStore, clock: Clock) -> None:
     places = [members(embedded, clock) for _ in range(4)]
-    await asyncio.gather(*[each.keep(X, str(number), 3_000, generation=0) for number, each in enumerate(places)])
+    await asyncio.gather(
+        *[each.keep(X, str(number), 3_000, generation=0) for number, each in enumerate(places)]
+    )
     found = await there(embedded)
     assert found is not None
     again = await asyncio.gather(
-        *[each.keep(X, str(number), 3_000, generation=0) for number, each in enumerate(places)], return_exceptions=True
+        *[each.keep(X, str(number), 3_000, generation=0) for number, each in enumerate(places)],
+        return_exceptions=True,
     )
-    assert [isinstance(each, StaleDelivery) for each in again] == [str(number) != found[0] for number in range(4)]
+    assert [isinstance(each, StaleDelivery) for each in again] == [
+        str(number) != found[0] for number in range(4)
+    ]
     await embedded.close()
 
 
 @pytest.mark.parametrize("fault", Fault)
-async def test_a_lost_answer_leaves_one_key_under_a_lease_that_is_kept(embedded: EmbeddedStore, clock: Clock, fault: Fault) -> None:
+async def test_a_lost_answer_leaves_one_key_under_a_lease_that_is_kept(
+    embedded: EmbeddedStore, clock: Clock, fault: Fault
+) -> None:
     losing = FaultyStore(Watchful(embedded, Brokers()), {1: fault})
     here = members(losing, clock)
     await here.keep(X, "1", 3_000, generation=0)
@@ -182,7 +201,9 @@ async def test_a_lost_answer_leaves_one_key_under_a_lease_that_is_kept(embedded:
 
 
 @pytest.mark.parametrize("fault", Fault)
-async def test_leaving_is_certain_though_its_answer_is_lost(embedded: EmbeddedStore, clock: Clock, fault: Fault) -> None:
+async def test_leaving_is_certain_though_its_answer_is_lost(
+    embedded: EmbeddedStore, clock: Clock, fault: Fault
+) -> None:
     losing = FaultyStore(Watchful(embedded, Brokers()), {2: fault})
     here = members(losing, clock)
     await here.keep(X, "1", 3_000, generation=0)
@@ -197,8 +218,13 @@ async def test_leaving_is_certain_though_its_answer_is_lost(embedded: EmbeddedSt
 # --- the leader ---------------------------------------------------------------------------------------------------------
 
 
-async def test_one_metaserver_leads_and_another_one_when_it_is_gone(embedded: EmbeddedStore, clock: Clock) -> None:
-    first, second = ControllerElection(embedded, "first", lease_s=3), ControllerElection(embedded, "second", lease_s=3)
+async def test_one_metaserver_leads_and_another_one_when_it_is_gone(
+    embedded: EmbeddedStore, clock: Clock
+) -> None:
+    first, second = (
+        ControllerElection(embedded, "first", lease_s=3),
+        ControllerElection(embedded, "second", lease_s=3),
+    )
     assert await first.look()
     assert not await second.look()
     clock.ms += 2_000
@@ -214,8 +240,13 @@ async def test_one_metaserver_leads_and_another_one_when_it_is_gone(embedded: Em
     await embedded.close()
 
 
-@pytest.mark.parametrize("failure", [CoordinationUnavailable("nobody answers"), ValueError("an answer that nobody understands")])
-async def test_a_leader_that_cannot_reach_the_store_leads_no_more(embedded: EmbeddedStore, failure: Exception) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [CoordinationUnavailable("nobody answers"), ValueError("an answer that nobody understands")],
+)
+async def test_a_leader_that_cannot_reach_the_store_leads_no_more(
+    embedded: EmbeddedStore, failure: Exception
+) -> None:
     store = FaultyStore(embedded)
     leader = ControllerElection(store, "it", lease_s=0.03)  # type: ignore[arg-type]
     leader.start()
@@ -235,10 +266,14 @@ async def test_a_leader_that_cannot_reach_the_store_leads_no_more(embedded: Embe
 # --- what brokers say ---------------------------------------------------------------------------------------------------
 
 
-def status(number: int, next_sequence: int, *rows: tuple[int, int, int, bool]) -> control.PartitionStatus:
+def status(
+    number: int, next_sequence: int, *rows: tuple[int, int, int, bool]
+) -> control.PartitionStatus:
     found = control.PartitionStatus(partition=number, next_sequence=next_sequence)
     for first, end, done, is_finished in rows:
-        found.progress.add(lps=control.LpRange(first=first, end=end), done_before=done, is_finished=is_finished)
+        found.progress.add(
+            lps=control.LpRange(first=first, end=end), done_before=done, is_finished=is_finished
+        )
     return found
 
 
@@ -249,7 +284,9 @@ def progress(*statuses: control.PartitionStatus) -> GroupLaneProgress:
 
 
 def test_a_range_is_finished_if_brokers_say_so_of_every_part_of_it() -> None:
-    said = progress(status(1, 9, (0, 10, 9, True), (10, 20, 9, True), (20, 30, 9, False), (40, 50, 9, True)))
+    said = progress(
+        status(1, 9, (0, 10, 9, True), (10, 20, 9, True), (20, 30, 9, False), (40, 50, 9, True))
+    )
     for first, end in ((0, 20), (5, 15), (40, 50)):
         assert said.is_finished(1, LpRange(first, end))
     for first, end in ((10, 21), (20, 30), (29, 41), (45, 60)):
@@ -258,20 +295,34 @@ def test_a_range_is_finished_if_brokers_say_so_of_every_part_of_it() -> None:
 
 
 def test_cuts_hold_every_logical_partition_once_for_any_load() -> None:
-    for said in (progress(), progress(status(1, 0)), progress(status(1, 9, (5, 10, 1, False), (20, 30, 2, True)))):
+    for said in (
+        progress(),
+        progress(status(1, 0)),
+        progress(status(1, 9, (5, 10, 1, False), (20, 30, 2, True))),
+    ):
         cuts = said.cuts(1)
         assert (cuts[0].first, cuts[-1].end) == EVERYTHING
         assert all(a.end == b.first for a, b in pairwise(cuts))
 
 
 def test_finished_ranges_close_and_silent_ones_keep_their_consumer() -> None:
-    part, silent = PhysicalPartition(1, LpRange(0, 50), "a"), PhysicalPartition(2, LpRange(50, 100), "b")
-    said = progress(status(1, 9, (0, 10, 9, True), (10, 20, 3, False), (20, 30, 9, True), (30, 50, 0, False)))
+    part, silent = (
+        PhysicalPartition(1, LpRange(0, 50), "a"),
+        PhysicalPartition(2, LpRange(50, 100), "b"),
+    )
+    said = progress(
+        status(1, 9, (0, 10, 9, True), (10, 20, 3, False), (20, 30, 9, True), (30, 50, 0, False))
+    )
     readable = [Readable(part, part.range, 4), Readable(silent, silent.range, 4)]
-    before = Assignment(3, ((Lane(2, LpRange(50, 60), "b", 4), "x"), (Lane(2, LpRange(60, 80), "b", 3), "x")))
+    before = Assignment(
+        3, ((Lane(2, LpRange(50, 60), "b", 4), "x"), (Lane(2, LpRange(60, 80), "b", 3), "x"))
+    )
 
     def opened(closed: set[int], previous: Assignment) -> list[tuple[int, int, int]]:
-        return [(each.partition.number, *each.range) for each in said.open_lanes(readable, closed, previous)]
+        return [
+            (each.partition.number, *each.range)
+            for each in said.open_lanes(readable, closed, previous)
+        ]
 
     assert opened({1, 2}, before) == [(1, 10, 20), (1, 30, 50), (2, 50, 60)]
     assert opened({1, 2}, Assignment())[-1] == (2, 50, 100)
@@ -280,8 +331,17 @@ def test_finished_ranges_close_and_silent_ones_keep_their_consumer() -> None:
 
 def test_a_backlog_is_spread_over_the_partitions_width() -> None:
     said = progress(status(1, 100, (0, 50, 100, False), (50, 100, 20, False)), status(2, 70))
-    assert [said.backlog(1, LpRange(*lps)) for lps in ((0, 50), (50, 100), (50, 75), (25, 75))] == [0, 40, 20, 20]
-    assert (said.backlog(1, EVERYTHING), said.backlog(2, EVERYTHING), said.backlog(3, EVERYTHING)) == (40, 70, 0)
+    assert [said.backlog(1, LpRange(*lps)) for lps in ((0, 50), (50, 100), (50, 75), (25, 75))] == [
+        0,
+        40,
+        20,
+        20,
+    ]
+    assert (
+        said.backlog(1, EVERYTHING),
+        said.backlog(2, EVERYTHING),
+        said.backlog(3, EVERYTHING),
+    ) == (40, 70, 0)
 
 
 def test_parts_go_to_the_groups_with_fewest_partitions_and_rather_stay() -> None:

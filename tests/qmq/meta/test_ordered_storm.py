@@ -58,13 +58,27 @@ class Storm(World):
     def make(self, route: Route) -> Change:
         """Some change of a route."""
         parts, change_id = route.partitions, self.new_id()
-        which, part = self.random.choice(("split", "merge", "move")), self.random.choice(route.partitions)
+        which, part = (
+            self.random.choice(("split", "merge", "move")),
+            self.random.choice(route.partitions),
+        )
         if which == "merge" and len(parts) > 1:
             first = self.random.randrange(len(parts) - 1)
-            return merge(route, [each.number for each in parts[first : first + 2]], change_id=change_id, group=self.random.choice("abc"))
+            return merge(
+                route,
+                [each.number for each in parts[first : first + 2]],
+                change_id=change_id,
+                group=self.random.choice("abc"),
+            )
         if which == "split" and part.range.width > 1 and len(parts) < 6:
             at = self.random.randrange(part.range.first + 1, part.range.end)
-            return split(route, part.number, [at], change_id=change_id, groups=[self.random.choice("abc") for _ in range(2)])
+            return split(
+                route,
+                part.number,
+                [at],
+                change_id=change_id,
+                groups=[self.random.choice("abc") for _ in range(2)],
+            )
         return move(route, part.number, self.random.choice("abc"), change_id=change_id)
 
     # --- what continues --------------------------------------------------------------------------------------------------
@@ -114,7 +128,9 @@ class Storm(World):
         for item in (await self.embedded.list(f"{FENCES}{name}/")).items:
             fence = Fence.decode(item.value)
             self.brokers.down.discard(name)
-            await self.brokers.seal(name, SUBJECT, int(item.key.rpartition("/")[2]), fence.change_id, fence.to_version)
+            await self.brokers.seal(
+                name, SUBJECT, int(item.key.rpartition("/")[2]), fence.change_id, fence.to_version
+            )
         self.brokers.down.discard(name)
 
     async def deliver_late(self) -> None:
@@ -127,7 +143,17 @@ class Storm(World):
     async def live(self, turns: int) -> None:
         """One process after another, each with something to do."""
         for _ in range(turns):
-            act = self.random.choice((self.change, self.look, self.look, self.consume, self.consume, self.disturb, self.deliver_late))
+            act = self.random.choice(
+                (
+                    self.change,
+                    self.look,
+                    self.look,
+                    self.consume,
+                    self.consume,
+                    self.disturb,
+                    self.deliver_late,
+                )
+            )
             with suppress(QmqError, KilledError):
                 await act()
 

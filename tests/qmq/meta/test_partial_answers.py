@@ -19,7 +19,12 @@ from qmq.proto.v1 import meta_pb2 as pb
 async def two_groups() -> AsyncIterator[tuple[Caller, list[FakeBroker]]]:
     store = EmbeddedStore()
     async with brokers(store, "g1", "g2") as found, metaserver(store) as (call, _):
-        await call("CreateSubject", pb.CreateSubjectRequest(settings=pb.SubjectSettings(name="s", broker_groups=["g1", "g2"])))
+        await call(
+            "CreateSubject",
+            pb.CreateSubjectRequest(
+                settings=pb.SubjectSettings(name="s", broker_groups=["g1", "g2"])
+            ),
+        )
         found[0].consumed = {"g"}
         yield call, found
     await store.close()
@@ -43,7 +48,11 @@ async def test_the_client_says_which_broker_groups_are_missing() -> None:
         try:
             assert (await client.list_subjects()).silent == {}
             found[1].is_master = False
-            for answer in (await client.list_subjects(), await client.describe_groups("s", "g"), await client.dead_letter_queues()):
+            for answer in (
+                await client.list_subjects(),
+                await client.describe_groups("s", "g"),
+                await client.dead_letter_queues(),
+            ):
                 assert list(answer.silent) == ["g2"]
         finally:
             await client.close()
@@ -51,7 +60,12 @@ async def test_the_client_says_which_broker_groups_are_missing() -> None:
 
 async def test_a_subject_is_found_by_its_whole_name_and_says_which_groups_are_silent() -> None:
     async with two_groups() as (call, found):
-        await call("CreateSubject", pb.CreateSubjectRequest(settings=pb.SubjectSettings(name="orders", broker_groups=["g1"])))
+        await call(
+            "CreateSubject",
+            pb.CreateSubjectRequest(
+                settings=pb.SubjectSettings(name="orders", broker_groups=["g1"])
+            ),
+        )
         found[1].is_master = False
         client = MetadataClient([call.address])
         try:
@@ -68,7 +82,12 @@ async def test_a_subject_is_found_by_its_whole_name_and_says_which_groups_are_si
 async def test_the_silent_groups_of_a_longer_name_are_not_those_of_a_subject() -> None:
     async with two_groups() as (call, found):
         for name, group in (("orders", "g1"), ("orders2", "g2")):
-            await call("CreateSubject", pb.CreateSubjectRequest(settings=pb.SubjectSettings(name=name, broker_groups=[group])))
+            await call(
+                "CreateSubject",
+                pb.CreateSubjectRequest(
+                    settings=pb.SubjectSettings(name=name, broker_groups=[group])
+                ),
+            )
         found[1].is_master = False
         client = MetadataClient([call.address])
         try:
@@ -101,7 +120,9 @@ async def test_a_group_is_moved_everywhere_or_nowhere() -> None:
     async with two_groups() as (call, found):
         found[1].is_master = False
         with pytest.raises(NotConnected, match="g2"):
-            await call("ResetGroup", control.ResetGroupRequest(subject="s", group="g", earliest=True))
+            await call(
+                "ResetGroup", control.ResetGroupRequest(subject="s", group="g", earliest=True)
+            )
         assert "ResetGroup" not in found[0].asked
 
 

@@ -18,12 +18,19 @@ from qmq.model import SubjectConfig
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True)
 CANDIDATES = NAMES.flatmap(
-    lambda names: st.tuples(*[st.builds(Candidate, st.just(name), st.booleans(), st.booleans(), st.integers(0, 5)) for name in names])
+    lambda names: st.tuples(
+        *[
+            st.builds(Candidate, st.just(name), st.booleans(), st.booleans(), st.integers(0, 5))
+            for name in names
+        ]
+    )
 )
 
 
 @given(CANDIDATES, st.integers(1, 5))
-def test_only_groups_that_take_messages_are_chosen_and_the_best_of_them(candidates: tuple[Candidate, ...], count: int) -> None:
+def test_only_groups_that_take_messages_are_chosen_and_the_best_of_them(
+    candidates: tuple[Candidate, ...], count: int
+) -> None:
     by_name = {each.name: each for each in candidates}
     writable = {each.name for each in candidates if each.is_writable}
     if not writable:
@@ -60,21 +67,37 @@ def item(config: SubjectConfig, revision: int) -> KeyValue:
     return KeyValue(subject_key(config.name), encode_subject(config), 1, revision, 1)
 
 
-CONFIGS = st.builds(SubjectConfig, st.sampled_from("abcd"), groups=st.lists(st.sampled_from("xyz"), unique=True).map(tuple))
+CONFIGS = st.builds(
+    SubjectConfig,
+    st.sampled_from("abcd"),
+    groups=st.lists(st.sampled_from("xyz"), unique=True).map(tuple),
+)
 
 
-@given(st.lists(st.one_of(CONFIGS, st.sampled_from("abcd"), st.lists(CONFIGS, unique_by=lambda each: each.name))))
-def test_subjects_are_counted_as_they_come_move_and_go(steps: list[SubjectConfig | str | list[SubjectConfig]]) -> None:
+@given(
+    st.lists(
+        st.one_of(
+            CONFIGS, st.sampled_from("abcd"), st.lists(CONFIGS, unique_by=lambda each: each.name)
+        )
+    )
+)
+def test_subjects_are_counted_as_they_come_move_and_go(
+    steps: list[SubjectConfig | str | list[SubjectConfig]],
+) -> None:
     picture = Picture()
     for revision, step in enumerate(steps, 2):
         if isinstance(step, list):
             picture.show(KeyListing(revision, tuple(item(each, revision) for each in step)))
         elif isinstance(step, str):
-            picture.follow(WatchedChanges(revision, (WatchEvent(subject_key(step), revision, None),)))
+            picture.follow(
+                WatchedChanges(revision, (WatchEvent(subject_key(step), revision, None),))
+            )
         else:
             picture.learn(item(step, revision))
         expected = count_subjects(picture.subjects.values())
-        assert {group: count for group, count in picture.subject_counts.items() if count} == expected
+        assert {
+            group: count for group, count in picture.subject_counts.items() if count
+        } == expected
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 30))
@@ -82,7 +105,9 @@ def test_subjects_spread_evenly(groups: int, count: int, subjects: int) -> None:
     placed: list[SubjectConfig] = []
     for number in range(subjects):
         counts = count_subjects(placed)
-        candidates = [Candidate(f"g{each}", True, True, counts[f"g{each}"]) for each in range(groups)]
+        candidates = [
+            Candidate(f"g{each}", True, True, counts[f"g{each}"]) for each in range(groups)
+        ]
         placed.append(SubjectConfig(f"s{number}", groups=choose(candidates, count)))
     counts = count_subjects(placed)
     assert sum(counts.values()) == subjects * min(count, groups)
@@ -95,7 +120,9 @@ def test_without_groups_nothing_is_chosen() -> None:
 
 
 @given(st.lists(NAMES, min_size=1, max_size=6), st.booleans())
-def test_a_group_that_ever_took_messages_stays_a_host_once(moves: list[list[str]], is_placed: bool) -> None:
+def test_a_group_that_ever_took_messages_stays_a_host_once(
+    moves: list[list[str]], is_placed: bool
+) -> None:
     known = list("abcdefgh")
     config = SubjectConfig("s", retention_ms=5, groups=("a",) if is_placed else ())
     ever = set("a" if is_placed else known)
@@ -111,7 +138,12 @@ def test_a_group_that_ever_took_messages_stays_a_host_once(moves: list[list[str]
 
 
 @pytest.mark.parametrize(
-    ("groups", "says"), [((), "one broker group at least"), (("a", "a"), "on each once"), (("x",), "no broker group x")]
+    ("groups", "says"),
+    [
+        ((), "one broker group at least"),
+        (("a", "a"), "on each once"),
+        (("x",), "no broker group x"),
+    ],
 )
 def test_a_wrong_placement_is_refused(groups: tuple[str, ...], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
@@ -119,9 +151,17 @@ def test_a_wrong_placement_is_refused(groups: tuple[str, ...], says: str) -> Non
 
 
 def test_a_new_subject_prefers_machines_that_share_nothing_to_shards_of_one() -> None:
-    shards = [Candidate(f"{family}.{shard}", True, True, 0) for family in ("g1", "g2") for shard in (1, 2, 3)]
+    shards = [
+        Candidate(f"{family}.{shard}", True, True, 0)
+        for family in ("g1", "g2")
+        for shard in (1, 2, 3)
+    ]
     assert choose(shards, 2) == ("g1.1", "g2.1")
     assert choose(shards, 4) == ("g1.1", "g2.1", "g1.2", "g2.2")
     assert choose(shards[:3], 2) == ("g1.1", "g1.2"), "where there is one broker only, its shards"
-    busy = [Candidate("g1.1", True, True, 9), Candidate("g1.2", True, True, 1), Candidate("g2.1", True, False, 0)]
+    busy = [
+        Candidate("g1.1", True, True, 9),
+        Candidate("g1.2", True, True, 1),
+        Candidate("g2.1", True, False, 0),
+    ]
     assert choose(busy, 2) == ("g1.2", "g1.1"), "a group without a master comes last"

@@ -60,7 +60,9 @@ async def test_a_purge_is_on_every_replica() -> None:
 async def test_an_ordered_subject_is_purged_in_all_partitions_of_its_route() -> None:
     async with TestCluster(delay=False) as cluster:
         mq = cluster.client()
-        await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=1)
+        await mq.metadata.create_subject(
+            SubjectConfig("o", order=Order.STRICT, logical_partitions=16), partitions=1
+        )
         await mq.send("o", b"old", key="k")
         async with mq.ordered_consumer("o", "g") as consumer:
             assert (await consumer.pull(1)).bodies == [b"old"]

@@ -16,7 +16,9 @@ async def test_the_wrong_one_of_two_voters_is_not_removed_while_the_third_is_dea
     async with TestCluster(brokers=3, delay=False) as cluster:
         mq = cluster.client()
         await mq.send("s", b"before")
-        healthy, dead = (name for name in cluster.names if name.startswith("broker") and name != cluster.master())
+        healthy, dead = (
+            name for name in cluster.names if name.startswith("broker") and name != cluster.master()
+        )
         await cluster.kill(dead)
         refused = await refusal(cluster, healthy)
         assert f"would not answer: {dead}" in refused
@@ -24,7 +26,10 @@ async def test_the_wrong_one_of_two_voters_is_not_removed_while_the_third_is_dea
         environment = {**os.environ, "QMQ_SERVER": cluster.address}
         words = ("replica", "remove", "group-1", healthy, "--dry-run")
         dry = await asyncio.to_thread(cli_process.run, words, environment)
-        assert (dry.returncode, b"would not answer" in dry.stderr.replace(b"\n", b" ")) == (3, True), dry
+        assert (dry.returncode, b"would not answer" in dry.stderr.replace(b"\n", b" ")) == (
+            3,
+            True,
+        ), dry
         await mq.send("s", b"after")
         left = await mq.metadata.remove_replica("group-1", dead)
         assert sorted(left.voters) == sorted({healthy, cluster.master()})
@@ -37,9 +42,9 @@ async def refusal(cluster: TestCluster, name: str) -> str:
     async with asyncio.timeout(60):
         while True:
             found = await mq.metadata.cluster()
-            if all(each.is_present == each.HasField("status") for each in found.groups[0].replicas) and any(
-                not each.HasField("status") for each in found.groups[0].replicas
-            ):
+            if all(
+                each.is_present == each.HasField("status") for each in found.groups[0].replicas
+            ) and any(not each.HasField("status") for each in found.groups[0].replicas):
                 break
             await asyncio.sleep(0.05)
     with pytest.raises(NoQuorum) as told:

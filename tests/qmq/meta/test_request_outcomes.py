@@ -97,17 +97,41 @@ REQUESTS: dict[str, tuple[str, Any]] = {
     "alter": ("AlterSubject", pb.AlterSubjectRequest(subject="u", retention_ms=3_600_000)),
     "delete": ("DeleteSubject", control.DropSubjectRequest(subject="u")),
     "drain": ("SetGroupMode", pb.SetGroupModeRequest(broker_group="b", mode="read-only")),
-    "pause": ("SetPause", pb.SetPauseRequest(is_paused=True, pause=pb.Pause(kind="group", subject="u", group="g"))),
-    "resume": ("SetPause", pb.SetPauseRequest(pause=pb.Pause(kind="group", subject="u", group="paused"))),
-    "settings": ("SetGroupSettings", pb.SetGroupSettingsRequest(subject="u", group="g", attempts_max=3)),
-    "policy": ("SetReshardPolicy", pb.SetReshardPolicyRequest(policy=pb.ReshardPolicy(subject="o", partitions_max=9))),
+    "pause": (
+        "SetPause",
+        pb.SetPauseRequest(is_paused=True, pause=pb.Pause(kind="group", subject="u", group="g")),
+    ),
+    "resume": (
+        "SetPause",
+        pb.SetPauseRequest(pause=pb.Pause(kind="group", subject="u", group="paused")),
+    ),
+    "settings": (
+        "SetGroupSettings",
+        pb.SetGroupSettingsRequest(subject="u", group="g", attempts_max=3),
+    ),
+    "policy": (
+        "SetReshardPolicy",
+        pb.SetReshardPolicyRequest(policy=pb.ReshardPolicy(subject="o", partitions_max=9)),
+    ),
     "schema": (
         "SetSubjectSchema",
-        pb.SetSubjectSchemaRequest(subject="u", format="json-schema", text='{"type": "object", "properties": {"a": {"type": "string"}}}'),
+        pb.SetSubjectSchemaRequest(
+            subject="u",
+            format="json-schema",
+            text='{"type": "object", "properties": {"a": {"type": "string"}}}',
+        ),
     ),
     "move": ("ChangeRoute", pb.ChangeRouteRequest(subject="o", move=MOVE)),
-    "move once": ("ChangeRoute", pb.ChangeRouteRequest(subject="o", move=MOVE, from_version=1, change_id="mine")),
-    "join": ("SyncMember", pb.SyncMemberRequest(subject="o", group="g", consumer="c", incarnation="1", lease_ms=30_000)),
+    "move once": (
+        "ChangeRoute",
+        pb.ChangeRouteRequest(subject="o", move=MOVE, from_version=1, change_id="mine"),
+    ),
+    "join": (
+        "SyncMember",
+        pb.SyncMemberRequest(
+            subject="o", group="g", consumer="c", incarnation="1", lease_ms=30_000
+        ),
+    ),
 }
 
 
@@ -138,7 +162,9 @@ async def lies(name: str, arrives: str) -> list[str]:
                 await asyncio.sleep(0)
                 after = await stored(inner)
                 if after != before or "may be made" in failure.message:
-                    found.append(f"call {calls}: {failure}: {sorted(after.items() ^ before.items())}")
+                    found.append(
+                        f"call {calls}: {failure}: {sorted(after.items() ^ before.items())}"
+                    )
             if is_whole:
                 assert failure is None or failure.outcome is not Outcome.NOT_STORED, failure
                 return found
@@ -146,10 +172,20 @@ async def lies(name: str, arrives: str) -> list[str]:
 
 
 async def prepare(call: Caller) -> None:
-    await call("CreateSubject", pb.CreateSubjectRequest(settings=pb.SubjectSettings(name="u", broker_groups=["a"])))
-    ordered = pb.SubjectSettings(name="o", order="strict", logical_partitions=8, broker_groups=["a"])
+    await call(
+        "CreateSubject",
+        pb.CreateSubjectRequest(settings=pb.SubjectSettings(name="u", broker_groups=["a"])),
+    )
+    ordered = pb.SubjectSettings(
+        name="o", order="strict", logical_partitions=8, broker_groups=["a"]
+    )
     await call("CreateSubject", pb.CreateSubjectRequest(settings=ordered))
-    await call("SetPause", pb.SetPauseRequest(is_paused=True, pause=pb.Pause(kind="group", subject="u", group="paused")))
+    await call(
+        "SetPause",
+        pb.SetPauseRequest(
+            is_paused=True, pause=pb.Pause(kind="group", subject="u", group="paused")
+        ),
+    )
 
 
 async def told(call: Caller, method: str, request: Any) -> QmqError | None:
@@ -162,7 +198,9 @@ async def told(call: Caller, method: str, request: Any) -> QmqError | None:
 
 @pytest.mark.parametrize("arrives", ["at once", "later"])
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_not_stored_is_never_said_of_a_change_that_is_or_will_be_made(name: str, arrives: str) -> None:
+async def test_not_stored_is_never_said_of_a_change_that_is_or_will_be_made(
+    name: str, arrives: str
+) -> None:
     assert await lies(name, arrives) == []
 
 
@@ -174,6 +212,8 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["pause", "resume"])
-async def test_the_judge_sees_a_request_that_forgets_what_it_may_have_changed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_judge_sees_a_request_that_forgets_what_it_may_have_changed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with forgetful(monkeypatch):
         assert await lies(name, "at once")

@@ -34,10 +34,14 @@ def status(name: str, role: str, index: int) -> control.ReplicaStatus:
 
 def described() -> pb.DescribeClusterResponse:
     replicas = [
-        pb.ReplicaDescription(replica="g1-a", is_present=True, status=status("g1-a", "master", 1_000)),
+        pb.ReplicaDescription(
+            replica="g1-a", is_present=True, status=status("g1-a", "master", 1_000)
+        ),
         pb.ReplicaDescription(replica="g1-b", is_present=True, status=status("g1-b", "slave", 990)),
         pb.ReplicaDescription(replica="g1-c", is_present=True),
-        pb.ReplicaDescription(replica="g1-d", is_present=True, status=status("g1-d", "slave", 1_002)),
+        pb.ReplicaDescription(
+            replica="g1-d", is_present=True, status=status("g1-d", "slave", 1_002)
+        ),
         pb.ReplicaDescription(replica="g1-e"),
     ]
     one = pb.GroupDescription(
@@ -50,8 +54,17 @@ def described() -> pb.DescribeClusterResponse:
         learners=["g1-d"],
         replicas=replicas,
     )
-    lost = pb.ReplicaDescription(replica="g2-a", is_present=True, status=status("g2-a", "polling", 7))
-    two = pb.GroupDescription(broker_group="g2", health="offline", mode="read-write", epoch=4, voters=["g2-a"], replicas=[lost])
+    lost = pb.ReplicaDescription(
+        replica="g2-a", is_present=True, status=status("g2-a", "polling", 7)
+    )
+    two = pb.GroupDescription(
+        broker_group="g2",
+        health="offline",
+        mode="read-write",
+        epoch=4,
+        voters=["g2-a"],
+        replicas=[lost],
+    )
     return pb.DescribeClusterResponse(groups=[one, two], store_silent_ms=7_000)
 
 
@@ -60,7 +73,13 @@ def test_lag_is_what_a_replica_lacks_of_its_master_and_unknown_without_one() -> 
     one, two = found["groups"]
     assert [each.get("lag_entries") for each in one["replicas"]] == [0, 10, None, 0, None]
     assert [each.get("lag_bytes") for each in one["replicas"]] == [0, 10_000, None, 0, None]
-    assert [each["vote"] for each in one["replicas"]] == ["voter", "voter", "voter", "learner", "none"]
+    assert [each["vote"] for each in one["replicas"]] == [
+        "voter",
+        "voter",
+        "voter",
+        "learner",
+        "none",
+    ]
     assert (two["replicas"][0]["lag_entries"], two["master"], two["epoch"]) == (None, "", 4)
     assert found["store_silent_ms"] == 7_000
 

@@ -28,10 +28,14 @@ def text(required: tuple[str, ...] = (), **properties: Any) -> str:
 class Meta:
     def __init__(self, store: FaultyStore) -> None:
         view = ClusterView(store)
-        self.service = SchemaService(store, ClusterCatalog(store, view, auto_create=False), ManualClock())
+        self.service = SchemaService(
+            store, ClusterCatalog(store, view, auto_create=False), ManualClock()
+        )
 
     async def declare(self, schema: str, mode: str = "", *, dry_run: bool = False) -> int:
-        request = pb.SetSubjectSchemaRequest(subject="a", format="json-schema", text=schema, compatibility=mode, dry_run=dry_run)
+        request = pb.SetSubjectSchemaRequest(
+            subject="a", format="json-schema", text=schema, compatibility=mode, dry_run=dry_run
+        )
         return (await self.service.declare(request)).version
 
     async def versions(self) -> list[tuple[int, str, str]]:
@@ -49,11 +53,18 @@ async def store() -> FaultyStore:
 async def test_versions_count_up_and_the_same_schema_adds_none(store: FaultyStore) -> None:
     here, there = Meta(store), Meta(store)
     first, second = text(x=INT), text(x=INT, y=INT)
-    assert [await here.declare(first), await there.declare(first), await there.declare(second), await here.declare(second)] == [1, 1, 2, 2]
+    assert [
+        await here.declare(first),
+        await there.declare(first),
+        await there.declare(second),
+        await here.declare(second),
+    ] == [1, 1, 2, 2]
     assert await here.versions() == [(1, first, "backward"), (2, second, "backward")]
 
 
-async def test_an_incompatible_version_is_refused_and_a_dry_run_stores_nothing(store: FaultyStore) -> None:
+async def test_an_incompatible_version_is_refused_and_a_dry_run_stores_nothing(
+    store: FaultyStore,
+) -> None:
     meta = Meta(store)
     await meta.declare(text(x=INT), "full")
     with pytest.raises(IncompatibleSchema, match="field 'y' is new and required"):
@@ -65,18 +76,27 @@ async def test_an_incompatible_version_is_refused_and_a_dry_run_stores_nothing(s
     assert await meta.declare(text(x={"type": "string"}), "none") == 3
 
 
-async def test_of_two_at_the_same_time_the_second_is_compared_with_the_first(store: FaultyStore) -> None:
+async def test_of_two_at_the_same_time_the_second_is_compared_with_the_first(
+    store: FaultyStore,
+) -> None:
     metas = [Meta(store) for _ in range(8)]
     schemas = [text(x=INT, **{f"y{number}": INT}) for number in range(8)]
-    found = await asyncio.gather(*[meta.declare(each) for meta, each in zip(metas, schemas, strict=True)])
+    found = await asyncio.gather(
+        *[meta.declare(each) for meta, each in zip(metas, schemas, strict=True)]
+    )
     assert sorted(found) == list(range(1, 9))
     clash = [text(x=INT, z={"type": "string"}), text(x=INT, z=INT)]
-    outcomes = await asyncio.gather(*[meta.declare(each) for meta, each in zip(metas, clash, strict=False)], return_exceptions=True)
+    outcomes = await asyncio.gather(
+        *[meta.declare(each) for meta, each in zip(metas, clash, strict=False)],
+        return_exceptions=True,
+    )
     assert {type(each) for each in outcomes} == {int, IncompatibleSchema}
 
 
 @pytest.mark.parametrize("fault", [Fault.UNANSWERED, Fault.LOST])
-async def test_after_a_lost_answer_the_version_is_there_once(store: FaultyStore, fault: Fault) -> None:
+async def test_after_a_lost_answer_the_version_is_there_once(
+    store: FaultyStore, fault: Fault
+) -> None:
     meta = Meta(store)
     store.faults[store.count + 1] = fault
     assert await meta.declare(text(x=INT)) == 1
@@ -95,14 +115,27 @@ async def test_deleting_forgets_all_versions(store: FaultyStore) -> None:
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        (pb.SetSubjectSchemaRequest(subject="b", format="json-schema", text=text(x=INT)), UnknownSubject),
+        (
+            pb.SetSubjectSchemaRequest(subject="b", format="json-schema", text=text(x=INT)),
+            UnknownSubject,
+        ),
         (pb.SetSubjectSchemaRequest(subject="a", format="xml", text="<a/>"), InvalidArgument),
         (pb.SetSubjectSchemaRequest(subject="a", format="avro", text="{"), InvalidArgument),
-        (pb.SetSubjectSchemaRequest(subject="a", format="avro", text=text(x=INT), compatibility="sideways"), InvalidArgument),
-        (pb.SetSubjectSchemaRequest(subject="a", format="json-schema", text=" " * (257 << 10)), InvalidArgument),
+        (
+            pb.SetSubjectSchemaRequest(
+                subject="a", format="avro", text=text(x=INT), compatibility="sideways"
+            ),
+            InvalidArgument,
+        ),
+        (
+            pb.SetSubjectSchemaRequest(subject="a", format="json-schema", text=" " * (257 << 10)),
+            InvalidArgument,
+        ),
     ],
     ids=["unknown subject", "unknown format", "no JSON", "unknown compatibility", "too large"],
 )
-async def test_what_cannot_be_a_schema_is_refused(store: FaultyStore, request_: pb.SetSubjectSchemaRequest, error: type[Exception]) -> None:
+async def test_what_cannot_be_a_schema_is_refused(
+    store: FaultyStore, request_: pb.SetSubjectSchemaRequest, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         await Meta(store).service.declare(request_)

@@ -8,8 +8,24 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq_coordination.broker_groups import Health, MasterRecord, Mode, ReplicaRecord, group_key, presence_key, replica_key
-from qmq_coordination.coordination_store import CoordinationStore, KeyListing, KeyValue, LeaseId, Revision, WatchedChanges, WatchEvent
+from qmq_coordination.broker_groups import (
+    Health,
+    MasterRecord,
+    Mode,
+    ReplicaRecord,
+    group_key,
+    presence_key,
+    replica_key,
+)
+from qmq_coordination.coordination_store import (
+    CoordinationStore,
+    KeyListing,
+    KeyValue,
+    LeaseId,
+    Revision,
+    WatchedChanges,
+    WatchEvent,
+)
 from qmq_coordination.embedded import EmbeddedStore
 from qmq_coordination.etcd.process import EtcdProcess
 from qmq_coordination.etcd.store import EtcdStore
@@ -35,7 +51,13 @@ def history(steps: list[tuple[str, bool]]) -> tuple[list[State], list[WatchedCha
         key, state = subject_key(letter), dict(states[-1])
         if not is_put and key not in state:
             is_put = True
-        now = KeyValue(key, json.dumps({"name": letter, "retention_ms": revision}).encode(), 1, revision, 1) if is_put else None
+        now = (
+            KeyValue(
+                key, json.dumps({"name": letter, "retention_ms": revision}).encode(), 1, revision, 1
+            )
+            if is_put
+            else None
+        )
         if now is None:
             del state[key]
         else:
@@ -46,16 +68,32 @@ def history(steps: list[tuple[str, bool]]) -> tuple[list[State], list[WatchedCha
 
 
 @given(STEPS, st.data())
-def test_in_any_order_of_arrival_the_view_ends_as_the_store_and_reports_changes(steps: list[tuple[str, bool]], data: st.DataObject) -> None:
+def test_in_any_order_of_arrival_the_view_ends_as_the_store_and_reports_changes(
+    steps: list[tuple[str, bool]], data: st.DataObject
+) -> None:
     states, changes = history(steps)
     picture, told, revision = Picture(), dict[str, SubjectConfig](), 0
     for change in changes:
         for _ in range(data.draw(st.integers(0, 2))):
             at = data.draw(st.integers(1, len(states)))
             if data.draw(st.booleans()):
-                _tell(picture.show(KeyListing(Revision(at), tuple(states[at - 1].values()))), picture, told)
+                _tell(
+                    picture.show(KeyListing(Revision(at), tuple(states[at - 1].values()))),
+                    picture,
+                    told,
+                )
             elif states[at - 1]:
-                _tell(picture.learn(data.draw(st.sampled_from(sorted(states[at - 1].values(), key=lambda item: item.key)))), picture, told)
+                _tell(
+                    picture.learn(
+                        data.draw(
+                            st.sampled_from(
+                                sorted(states[at - 1].values(), key=lambda item: item.key)
+                            )
+                        )
+                    ),
+                    picture,
+                    told,
+                )
         _tell(picture.follow(change), picture, told)
         assert picture.revision >= revision
         revision = picture.revision
@@ -77,9 +115,20 @@ def _tell(change: ViewChange, picture: Picture, told: dict[str, SubjectConfig]) 
 
 def test_a_value_that_cannot_be_read_hides_only_itself() -> None:
     picture = Picture()
-    items = [(subject_key("bad"), b"{"), (subject_key("good"), b'{"name": "good"}'), (replica_key("g", "r"), b"[]"), ("/qmq/else", b"x")]
-    items += [(group_key("g", "master"), b"7"), (group_key("g", "mode"), b"read-only"), (group_key("h", "mode"), b"odd")]
-    picture.show(KeyListing(Revision(5), tuple(KeyValue(key, value, 2, 2, 1) for key, value in items)))
+    items = [
+        (subject_key("bad"), b"{"),
+        (subject_key("good"), b'{"name": "good"}'),
+        (replica_key("g", "r"), b"[]"),
+        ("/qmq/else", b"x"),
+    ]
+    items += [
+        (group_key("g", "master"), b"7"),
+        (group_key("g", "mode"), b"read-only"),
+        (group_key("h", "mode"), b"odd"),
+    ]
+    picture.show(
+        KeyListing(Revision(5), tuple(KeyValue(key, value, 2, 2, 1) for key, value in items))
+    )
     assert (list(picture.subjects), picture.replicas) == (["good"], {"g": {}})
     assert [(name, state.mode) for name, state in picture.groups.items()] == [("g", Mode.READ_ONLY)]
 
@@ -90,7 +139,10 @@ def test_a_value_that_cannot_be_read_hides_only_itself() -> None:
 async def test_the_view_has_all_that_is_there_and_follows(store: CoordinationStore) -> None:
     record = ReplicaRecord("g1-a", "g1", "h:1", "h:2")
     await SubjectCatalog(store).create(SubjectConfig("early", groups=("g1",)))
-    await store.put(group_key("g1", "members"), b'{"version": 1, "voters": ["g1-a", "g1-b"], "learners": ["g1-c"]}')
+    await store.put(
+        group_key("g1", "members"),
+        b'{"version": 1, "voters": ["g1-a", "g1-b"], "learners": ["g1-c"]}',
+    )
     view = ClusterView(store)
     told: list[ViewChange] = []
     await view.start()
@@ -100,7 +152,9 @@ async def test_the_view_has_all_that_is_there_and_follows(store: CoordinationSto
     assert view.group("g1").learners == ("g1-c",)
     assert (view.group("g1").health, view.group("none").items) == (Health.OFFLINE, {})
     lease = await store.grant(30)
-    await store.put(group_key("g1", "master"), MasterRecord("g1-a", 3, "x", "h:1", "h:2").encode(), lease)
+    await store.put(
+        group_key("g1", "master"), MasterRecord("g1-a", 3, "x", "h:1", "h:2").encode(), lease
+    )
     await store.put(presence_key("g1", "g1-a"), record.encode(), lease)
     await store.put(replica_key("g1", "g1-a"), record.encode())
     await store.put(group_key("g1", "mode"), b"read-only")
@@ -119,7 +173,9 @@ async def test_the_view_has_all_that_is_there_and_follows(store: CoordinationSto
     await view.stop()
 
 
-async def test_a_writer_sees_its_key_at_once_and_a_failing_listener_does_no_harm(store: CoordinationStore) -> None:
+async def test_a_writer_sees_its_key_at_once_and_a_failing_listener_does_no_harm(
+    store: CoordinationStore,
+) -> None:
     view = ClusterView(store)
     await view.start()
     told: list[ViewChange] = []

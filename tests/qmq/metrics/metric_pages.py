@@ -22,11 +22,20 @@ class Response(NamedTuple):
     body: str
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: str, *, has_body: bool = True) -> Response:
+async def ask(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    request: str,
+    *,
+    has_body: bool = True,
+) -> Response:
     """One request over an open connection."""
     writer.write(request.replace("\n", "\r\n").encode() + b"\r\n\r\n")
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+    headers = {
+        name.lower(): value.strip()
+        for name, _, value in (line.partition(":") for line in head[1:] if line)
+    }
     body = await reader.readexactly(int(headers["content-length"])) if has_body else b""
     return Response(int(head[0].split()[1]), headers, body.decode())
 
@@ -35,7 +44,12 @@ async def get(port: int, path: str = "/metrics", *headers: str, method: str = "G
     """A request over a new connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        return await ask(reader, writer, "\n".join([f"{method} {path} HTTP/1.1", "Host: test", *headers]), has_body=method != "HEAD")
+        return await ask(
+            reader,
+            writer,
+            "\n".join([f"{method} {path} HTTP/1.1", "Host: test", *headers]),
+            has_body=method != "HEAD",
+        )
     finally:
         writer.close()
         await writer.wait_closed()

@@ -78,7 +78,9 @@ async def test_messages_that_are_given_up_are_counted_and_so_is_what_waits(node:
 
 async def test_a_client_counts_ordered_messages(node: Node) -> None:
     async with qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16))
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16)
+        )
         for number in range(5):
             await mq.send("orders", b"x", key=f"k{number}")
         consumer = mq.ordered_consumer("orders", "billing")
@@ -113,8 +115,14 @@ async def test_a_blocking_client_shows_the_same(node: Node) -> None:
     assert port > 0
 
 
-async def test_without_prometheus_client_a_client_works_and_names_it(monkeypatch: pytest.MonkeyPatch, node: Node) -> None:
-    for name in [each for each in sys.modules if each.split(".")[0] == "prometheus_client" or each.startswith("qmq.metrics.e")]:
+async def test_without_prometheus_client_a_client_works_and_names_it(
+    monkeypatch: pytest.MonkeyPatch, node: Node
+) -> None:
+    for name in [
+        each
+        for each in sys.modules
+        if each.split(".")[0] == "prometheus_client" or each.startswith("qmq.metrics.e")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     async with qmq.connect(node.address) as mq:

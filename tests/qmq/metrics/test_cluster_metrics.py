@@ -34,8 +34,18 @@ async def of(node: ReplicaNode) -> Values:
 
 async def settled(master: ReplicaNode, others: list[ReplicaNode]) -> None:
     """Wait until all replicas have all entries, and report it."""
-    await eventually(lambda: all(each.broker.store.committed_index == master.broker.store.index for each in (master, *others)))
-    await eventually(lambda: all(peer.match_index == master.broker.store.index for peer in master.standing.describe().peers))
+    await eventually(
+        lambda: all(
+            each.broker.store.committed_index == master.broker.store.index
+            for each in (master, *others)
+        )
+    )
+    await eventually(
+        lambda: all(
+            peer.match_index == master.broker.store.index
+            for peer in master.standing.describe().peers
+        )
+    )
 
 
 async def test_a_master_and_its_slaves_say_which_they_are_and_how_far(three: ServerCluster) -> None:
@@ -64,12 +74,19 @@ async def test_a_master_and_its_slaves_say_which_they_are_and_how_far(three: Ser
         assert values("qmq_replication_silent_seconds", replica=name) < 60
         assert its("qmq_serving") == 0
         assert its("qmq_replica_info", role="slave", replica=name) == 1
-        assert its.rows("qmq_stored_messages_total") == its.rows("qmq_group_lag_messages") == its.rows("qmq_replication_lag_entries") == []
+        assert (
+            its.rows("qmq_stored_messages_total")
+            == its.rows("qmq_group_lag_messages")
+            == its.rows("qmq_replication_lag_entries")
+            == []
+        )
         assert its("qmq_kept_messages", subject="flights") == 5
         assert its("qmq_last_index") == values("qmq_last_index")
 
 
-async def test_a_replica_that_is_away_falls_behind_and_the_metaserver_misses_it(three: ServerCluster) -> None:
+async def test_a_replica_that_is_away_falls_behind_and_the_metaserver_misses_it(
+    three: ServerCluster,
+) -> None:
     master = await three.master("g1")
     gone = next(name for name in three.nodes if three.nodes[name] is not master)
     await three.stop(gone)
@@ -81,7 +98,11 @@ async def test_a_replica_that_is_away_falls_behind_and_the_metaserver_misses_it(
         assert values("qmq_replication_lag_entries", replica=gone) == before + 3
         await eventually(lambda: len(three.view.present("g1")) == 2)
         known = await read([MetaSource(three.meta, three.view)])
-        assert known("qmq_broker_group_present_replicas", **OURS) - known("qmq_broker_group_voters", **OURS) == -1
+        assert (
+            known("qmq_broker_group_present_replicas", **OURS)
+            - known("qmq_broker_group_voters", **OURS)
+            == -1
+        )
         assert known("qmq_broker_group_has_master", **OURS) == 1
 
 
@@ -99,7 +120,9 @@ async def test_a_new_master_counts_what_it_stored_itself(three: ServerCluster) -
     assert values("qmq_stored_messages_total", subject="flights") == 2
     assert values("qmq_epoch") == 2
     left = await of(first)
-    assert left("qmq_stored_messages_total", subject="flights") == 4, "what it stored while it was master"
+    assert left("qmq_stored_messages_total", subject="flights") == 4, (
+        "what it stored while it was master"
+    )
     assert left("qmq_serving") == 0
 
 
@@ -118,7 +141,9 @@ async def test_a_slave_ahead_of_the_noted_index_has_no_negative_lag() -> None:
     assert values("qmq_replication_silent_seconds", replica="b") == 0.25
 
 
-async def test_calls_that_the_coordination_store_does_not_answer_are_counted(three: ServerCluster) -> None:
+async def test_calls_that_the_coordination_store_does_not_answer_are_counted(
+    three: ServerCluster,
+) -> None:
     silent = FaultyStore(three.store)
     silent.cut("get")
     store = CountedStore(silent)  # type: ignore[arg-type]

@@ -39,12 +39,16 @@ def test_a_figure_is_named_as_prometheus_would_have_it(name: str) -> None:
     assert re.fullmatch(r"qmq_[a-z][a-z0-9_]*[a-z0-9]", name)
     assert name.endswith("_total") == (figure.kind == COUNTER)
     assert not re.search(NO_BASE_UNITS, name)
-    assert not re.search(r"_(count|sum|bucket|gauge|counter|histogram)$", name.removesuffix("_total"))
+    assert not re.search(
+        r"_(count|sum|bucket|gauge|counter|histogram)$", name.removesuffix("_total")
+    )
     assert figure.kind != HISTOGRAM or name.endswith("_seconds")
     assert set(figure.labels) <= LABELS
     assert len(set(figure.labels)) == len(figure.labels)
     assert figure.meaning[0].isupper() or figure.meaning[0].isdigit()
-    assert re.fullmatch(r"[^\n|]*[^.\n|]\.", figure.meaning), "one sentence or two, which fit into a table"
+    assert re.fullmatch(r"[^\n|]*[^.\n|]\.", figure.meaning), (
+        "one sentence or two, which fit into a table"
+    )
 
 
 def test_a_name_means_the_same_in_every_role() -> None:

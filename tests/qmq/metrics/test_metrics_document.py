@@ -15,9 +15,16 @@ TEXT = (ROOT / "docs" / "METRICS.md").read_text()
 def test_queries_ask_for_figures_and_labels_that_there_are() -> None:
     figures = [figure for of_role in figures_by_role().values() for figure in of_role]
     names = {
-        f"{figure.name}{suffix}" for figure in figures for suffix in (("_bucket", "_sum", "_count") if figure.kind == HISTOGRAM else ("",))
+        f"{figure.name}{suffix}"
+        for figure in figures
+        for suffix in (("_bucket", "_sum", "_count") if figure.kind == HISTOGRAM else ("",))
     }
-    asked = set(re.findall(r"\bqmq_\w+", "\n".join(re.findall(r"^(?:sum|histogram_quantile).*", TEXT, re.MULTILINE))))
+    asked = set(
+        re.findall(
+            r"\bqmq_\w+",
+            "\n".join(re.findall(r"^(?:sum|histogram_quantile).*", TEXT, re.MULTILINE)),
+        )
+    )
     assert asked
     assert asked <= names
     labels = {label for figure in figures for label in figure.labels} | {"le", "instance"}

@@ -19,7 +19,10 @@ ROWS = 10 * SLICE + 7
 class Many:
     """A metric with as many rows as on a broker with thousands of subjects."""
 
-    figures = (Figure("qmq_many_total", COUNTER, ("subject",), "Many."), Figure("qmq_one", GAUGE, (), "One."))
+    figures = (
+        Figure("qmq_many_total", COUNTER, ("subject",), "Many."),
+        Figure("qmq_one", GAUGE, (), "One."),
+    )
     fails = False
 
     def read(self):
@@ -67,7 +70,9 @@ async def test_a_page_has_so_many_rows_of_one_figure_and_says_how_many_more_ther
     assert values("qmq_one") == 1
 
 
-async def test_the_server_reports_liveness_and_readiness(endpoint: MetricsServer, stands: list[Readiness]) -> None:
+async def test_the_server_reports_liveness_and_readiness(
+    endpoint: MetricsServer, stands: list[Readiness]
+) -> None:
     assert (await get(endpoint.port, "/readyz"))[::2] == (200, "master\n")
     stands[0] = Readiness(False, "slave: no master is heard")
     assert (await get(endpoint.port, "/readyz"))[::2] == (503, "slave: no master is heard\n")
@@ -76,7 +81,9 @@ async def test_the_server_reports_liveness_and_readiness(endpoint: MetricsServer
 
 
 async def test_who_accepts_openmetrics_gets_it(endpoint: MetricsServer) -> None:
-    response = await get(endpoint.port, "/metrics", f"Accept: {OPENMETRICS};q=0.6, text/plain;version=0.0.4;q=0.5")
+    response = await get(
+        endpoint.port, "/metrics", f"Accept: {OPENMETRICS};q=0.6, text/plain;version=0.0.4;q=0.5"
+    )
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     families = {family.name: family for family in text_string_to_metric_families(response.body)}
     assert len(families["qmq_many"].samples) == ROWS
@@ -120,7 +127,9 @@ async def test_a_connection_stays_open_for_the_next_request(endpoint: MetricsSer
         ("GET /metrics HTTP/1.1\nno colon here", 400),
     ],
 )
-async def test_an_unknown_request_at_the_metrics_port_gets_an_error(endpoint: MetricsServer, request_line: str, status: int) -> None:
+async def test_an_unknown_request_at_the_metrics_port_gets_an_error(
+    endpoint: MetricsServer, request_line: str, status: int
+) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     assert (await ask(reader, writer, request_line)).status == status
     writer.close()
@@ -139,7 +148,9 @@ async def test_a_request_without_end_ends_its_connection(endpoint: MetricsServer
     writer.close()
 
 
-async def test_requests_that_never_end_do_not_keep_the_monitoring_out(endpoint: MetricsServer) -> None:
+async def test_requests_that_never_end_do_not_keep_the_monitoring_out(
+    endpoint: MetricsServer,
+) -> None:
     half_open = []
     for _ in range(CONNECTIONS_MAX):
         half_open.append(await asyncio.open_connection("127.0.0.1", endpoint.port))

@@ -65,7 +65,9 @@ async def once(node: Node, name: str, value: float, **labels: str) -> Values:
             await asyncio.sleep(0.02)
 
 
-async def test_messages_are_counted_as_they_are_stored_handed_out_and_settled(metered: Node, mq: qmq.Client) -> None:
+async def test_messages_are_counted_as_they_are_stored_handed_out_and_settled(
+    metered: Node, mq: qmq.Client
+) -> None:
     await mq.send_many("flights", [b"x" * 100] * 20)
     await mq.send("flights", b"one more")
     async with mq.consumer("flights", "ops", ack="explicit") as consumer:
@@ -79,7 +81,9 @@ async def test_messages_are_counted_as_they_are_stored_handed_out_and_settled(me
         values = await once(metered, "qmq_acked_messages_total", 15, **GROUP)
         assert values("qmq_stored_messages_total", subject="flights", broker_group="broker-0") == 21
         assert values("qmq_stored_batches_total", subject="flights") == 2
-        assert values("qmq_stored_bytes_total", subject="flights") == stored_bytes(metered, "flights")
+        assert values("qmq_stored_bytes_total", subject="flights") == stored_bytes(
+            metered, "flights"
+        )
         assert values("qmq_kept_messages", subject="flights") == 21
         assert values("qmq_pulled_messages_total", **GROUP) == 24
         assert values("qmq_retried_messages_total", **GROUP) == 3
@@ -90,7 +94,11 @@ async def test_messages_are_counted_as_they_are_stored_handed_out_and_settled(me
         assert values("qmq_group_lag_messages", **GROUP) == 6
         assert values("qmq_group_lag_seconds", **GROUP) >= 0
         assert values("qmq_group_consumers", **GROUP) == 1
-        assert values("qmq_connections", broker_group="broker-0") == values("qmq_connections_accepted_total", broker_group="broker-0") == 1
+        assert (
+            values("qmq_connections", broker_group="broker-0")
+            == values("qmq_connections_accepted_total", broker_group="broker-0")
+            == 1
+        )
     values = await once(metered, "qmq_group_consumers", 0, **GROUP)
     assert values("qmq_group_lag_messages", **GROUP) == 6
     assert values("qmq_group_unacked_messages", **GROUP) == 0
@@ -106,7 +114,9 @@ def stored_bytes(node: Node, subject: str) -> int:
     return queue.cumulative_bytes
 
 
-async def test_a_message_that_dies_is_counted_and_is_stored_in_the_dead_letter_queue(metered: Node, mq: qmq.Client) -> None:
+async def test_a_message_that_dies_is_counted_and_is_stored_in_the_dead_letter_queue(
+    metered: Node, mq: qmq.Client
+) -> None:
     await mq.send_many("flights", [b"x"] * 3)
     await mq.metadata.set_group_settings("flights", "ops", attempts_max=1)
     async with mq.consumer("flights", "ops", ack="explicit") as consumer:
@@ -121,10 +131,14 @@ async def test_a_message_that_dies_is_counted_and_is_stored_in_the_dead_letter_q
         assert values("qmq_kept_messages", subject="%dlq%ops") == 2
 
 
-async def test_a_broadcast_group_is_one_row_whatever_its_consumers_are_called(metered: Node, mq: qmq.Client) -> None:
+async def test_a_broadcast_group_is_one_row_whatever_its_consumers_are_called(
+    metered: Node, mq: qmq.Client
+) -> None:
     await mq.send_many("flights", [b"x"] * 3)
     for name in ("a", "b"):
-        consumer = mq.consumer("flights", "ops", name=name, broadcast=True, start="earliest", ack="explicit")
+        consumer = mq.consumer(
+            "flights", "ops", name=name, broadcast=True, start="earliest", ack="explicit"
+        )
         for _ in range(3):
             await consumer.__anext__()
     values = await page(metered)
@@ -166,12 +180,16 @@ async def test_a_pause_is_shown_by_broker_and_metaserver(metered: Node, mq: qmq.
         ("unix:/run/qmq/a", "10.0.0.7", "10.0.0.7"),
     ],
 )
-def test_metrics_are_served_to_this_machine_only_unless_an_address_is_named(host: str, named: str, address: str) -> None:
+def test_metrics_are_served_to_this_machine_only_unless_an_address_is_named(
+    host: str, named: str, address: str
+) -> None:
     assert metrics_host(host, named) == address
 
 
 async def test_metrics_are_served_where_the_operator_says(tmp_path: Path) -> None:
-    async with running(replace(node_config(tmp_path), metrics_port=0, metrics_host="127.0.0.2")) as node:
+    async with running(
+        replace(node_config(tmp_path), metrics_port=0, metrics_host="127.0.0.2")
+    ) as node:
         assert node.metrics is not None
         assert node.metrics.address.startswith("127.0.0.2:")
         _, writer = await asyncio.open_connection("127.0.0.2", node.metrics.port)
@@ -180,7 +198,9 @@ async def test_metrics_are_served_where_the_operator_says(tmp_path: Path) -> Non
             await asyncio.open_connection("127.0.0.1", node.metrics.port)
 
 
-async def test_a_batch_sent_twice_is_stored_once_and_old_batches_are_not_counted_again(tmp_path: Path) -> None:
+async def test_a_batch_sent_twice_is_stored_once_and_old_batches_are_not_counted_again(
+    tmp_path: Path,
+) -> None:
     config = replace(node_config(tmp_path / "node"), metrics_port=0)
     async with running(config) as node, qmq.connect(node.address) as mq:
         await mq.send_many("flights", [b"x"] * 5)
@@ -199,7 +219,9 @@ async def test_refused_requests_are_counted_by_error(metered: Node, mq: qmq.Clie
     await eventually(lambda: metered.broker.is_read_only)
     # Past the client, which sends nothing to a group that it knows to be read-only.
     connection = await connect(metered.data_address, "test")
-    batch = b"".join(encode(b"flights", Columns([b"y"]), producer_id=1, batch_sequence=0, create_time_ms=1))
+    batch = b"".join(
+        encode(b"flights", Columns([b"y"]), producer_id=1, batch_sequence=0, create_time_ms=1)
+    )
     with pytest.raises(ReadOnly):
         await connection.call(FrameKind.PRODUCE, batch, timeout_s=10)
     connection.close()
@@ -209,7 +231,9 @@ async def test_refused_requests_are_counted_by_error(metered: Node, mq: qmq.Clie
     assert values("qmq_read_only", broker_group="broker-0") == 1
 
 
-async def test_a_client_that_does_not_read_its_answers_is_shown(metered: Node, mq: qmq.Client) -> None:
+async def test_a_client_that_does_not_read_its_answers_is_shown(
+    metered: Node, mq: qmq.Client
+) -> None:
     await mq.send("flights", b"x")
     (connection,) = metered.running.data.open_connections
     connection.stream.pause_writing()
@@ -228,7 +252,9 @@ class _Slow:
     def stored(self, index: int) -> None: ...
 
 
-async def test_batches_that_wait_for_a_commit_are_shown_as_bytes(metered: Node, mq: qmq.Client) -> None:
+async def test_batches_that_wait_for_a_commit_are_shown_as_bytes(
+    metered: Node, mq: qmq.Client
+) -> None:
     await mq.send("flights", b"x")
     metered.store.commits_at_once = False
     metered.broker.committer = _Slow()
@@ -243,7 +269,9 @@ async def test_batches_that_wait_for_a_commit_are_shown_as_bytes(metered: Node, 
     assert values("qmq_commit_seconds_count", broker_group="broker-0") == 1
 
 
-async def test_delayed_messages_are_shown_from_being_stored_to_being_delivered(metered: Node, mq: qmq.Client) -> None:
+async def test_delayed_messages_are_shown_from_being_stored_to_being_delivered(
+    metered: Node, mq: qmq.Client
+) -> None:
     await mq.send("flights", b"soon", delay=timedelta(milliseconds=200))
     later = await mq.send("flights", b"later", delay=timedelta(hours=5))
     gone = await mq.send("flights", b"never", delay=timedelta(hours=5))
@@ -266,26 +294,44 @@ async def test_delayed_messages_are_shown_from_being_stored_to_being_delivered(m
     assert values("qmq_delay_lateness_seconds_sum", **DELAYED) > 0
     assert values("qmq_delay_waiting_messages", **DELAYED) == 0
     assert values("qmq_delay_schedule_bytes", **DELAYED) > 0
-    await once(metered, "qmq_stored_messages_total", 1, subject="flights", broker_group="broker-0")  # a page is not of one moment
+    await once(
+        metered, "qmq_stored_messages_total", 1, subject="flights", broker_group="broker-0"
+    )  # a page is not of one moment
 
 
-async def test_a_node_shows_what_the_table_says_and_nothing_else(metered: Node, mq: qmq.Client) -> None:
+async def test_a_node_shows_what_the_table_says_and_nothing_else(
+    metered: Node, mq: qmq.Client
+) -> None:
     await mq.send("flights", b"x")
     roles = figures_by_role()
-    of_servers = {suffixed(figure.kind, figure.name) for role in ("broker", "delay", "meta") for figure in roles[role]}
+    of_servers = {
+        suffixed(figure.kind, figure.name)
+        for role in ("broker", "delay", "meta")
+        for figure in roles[role]
+    }
     values = await page(metered)
-    own = {name for name in values.names if name.startswith("qmq_") and not name.endswith(("_bucket", "_sum"))}
+    own = {
+        name
+        for name in values.names
+        if name.startswith("qmq_") and not name.endswith(("_bucket", "_sum"))
+    }
     assert own <= of_servers
     families = set(values.families) | {f"{name}_total" for name in values.families}
-    assert {figure.name for role in ("broker", "delay", "meta") for figure in roles[role]} - families <= {
+    assert {
+        figure.name for role in ("broker", "delay", "meta") for figure in roles[role]
+    } - families <= {
         "qmq_delay_horizon_timestamp_seconds",  # not before the clock has settled
         "qmq_certificate_expires_seconds",  # with TLS only
         *[figure.name for figure in TieringSource.figures],  # with an object store only
     }
 
 
-async def test_an_ordered_subject_shows_its_route_its_lanes_and_what_is_parked(metered: Node, mq: qmq.Client) -> None:
-    await mq.metadata.create_subject(qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16), partitions=2)
+async def test_an_ordered_subject_shows_its_route_its_lanes_and_what_is_parked(
+    metered: Node, mq: qmq.Client
+) -> None:
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16), partitions=2
+    )
     for number in range(8):
         await mq.send("orders", b"x", key=f"k{number}")
     names = {"subject": "orders", "group": "billing"}
@@ -294,12 +340,18 @@ async def test_an_ordered_subject_shows_its_route_its_lanes_and_what_is_parked(m
         if message.key == "k3":
             raise ValueError("in this test")
 
-    async with mq.ordered_consumer("orders", "billing", on_failure="park", attempts_max=1, retry_delays_s=(0.01,)) as consumer:
+    async with mq.ordered_consumer(
+        "orders", "billing", on_failure="park", attempts_max=1, retry_delays_s=(0.01,)
+    ) as consumer:
         running_it = asyncio.create_task(consumer.run(handle))
         values = await once(metered, "qmq_group_parked_keys", 1, **names)
         assert values("qmq_group_parked_messages", **names) == 1
         assert values("qmq_group_members", **names) == 1
-        assert values("qmq_lanes_granted_total", **names) == values("qmq_group_consumers", **names) == 2
+        assert (
+            values("qmq_lanes_granted_total", **names)
+            == values("qmq_group_consumers", **names)
+            == 2
+        )
         values = await once(metered, "qmq_group_lag_messages", 0, **names)
         running_it.cancel()
     assert values("qmq_stored_messages_total", subject="orders", broker_group="broker-0") == 8
@@ -311,11 +363,15 @@ async def test_an_ordered_subject_shows_its_route_its_lanes_and_what_is_parked(m
     assert values("qmq_route_changes_pending") == 0
 
 
-async def test_a_metaserver_shows_groups_requests_and_the_coordination_store(metered: Node, mq: qmq.Client) -> None:
+async def test_a_metaserver_shows_groups_requests_and_the_coordination_store(
+    metered: Node, mq: qmq.Client
+) -> None:
     await mq.send("flights", b"x")
     with pytest.raises(qmq.errors.UnknownSubject):
         await mq.metadata.describe_route("nowhere")
-    await eventually(lambda: bool(metered.meta.calls.failures))  # the answer leaves before it is counted
+    await eventually(
+        lambda: bool(metered.meta.calls.failures)
+    )  # the answer leaves before it is counted
     values = await page(metered)
     assert values("qmq_broker_group_has_master", broker_group="broker-0") == 1
     assert values("qmq_broker_group_present_replicas", broker_group="delay") == 1
@@ -372,7 +428,11 @@ async def test_a_flush_and_a_checkpoint_are_shown(tmp_path: Path) -> None:
 
 
 async def test_what_retention_deletes_and_the_scrubber_finds_is_counted(tmp_path: Path) -> None:
-    config = node_config(tmp_path / "node", LogConfig(segment_bytes=1 << 16, retention_ms=1), broker=BrokerConfig(retention_interval_ms=1))
+    config = node_config(
+        tmp_path / "node",
+        LogConfig(segment_bytes=1 << 16, retention_ms=1),
+        broker=BrokerConfig(retention_interval_ms=1),
+    )
     async with running(replace(config, metrics_port=0)) as node, qmq.connect(node.address) as mq:
         for _ in range(10):
             await mq.send("flights", b"x" * 20_000)
@@ -381,7 +441,9 @@ async def test_what_retention_deletes_and_the_scrubber_finds_is_counted(tmp_path
                 await asyncio.sleep(0.05)
         assert values("qmq_kept_messages", subject="flights") == 0
         assert values("qmq_stored_messages_total", subject="flights") == 10
-        node.broker.counters.damaged += 1  # as the scrubber counts it: tests/qmq/broker/test_unhurried.py
+        node.broker.counters.damaged += (
+            1  # as the scrubber counts it: tests/qmq/broker/test_unhurried.py
+        )
         assert (await page(node))("qmq_scrub_damaged_entries_total") == 1
 
 
@@ -399,8 +461,13 @@ class AheadClock(SystemClock):
 
 async def test_consumers_and_lanes_that_were_silent_too_long_are_counted(tmp_path: Path) -> None:
     clock = AheadClock()
-    async with running(replace(node_config(tmp_path), metrics_port=0), clock) as node, qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16))
+    async with (
+        running(replace(node_config(tmp_path), metrics_port=0), clock) as node,
+        qmq.connect(node.address) as mq,
+    ):
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16)
+        )
         await mq.send("orders", b"x", key="k")
         await mq.send("flights", b"x")
         consumer, ordered = mq.consumer("flights", "ops"), mq.ordered_consumer("orders", "billing")

@@ -29,12 +29,20 @@ from qmq.node.replica.node import ReplicaNode
 
 NAMES = ("a", "b", "c")
 SETTINGS = DelaySettings(3_600_000, 10**11)
-SHORT = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=1, checkpoint_interval_ms=100, tail_bytes=KIB)
+SHORT = LogConfig(
+    segment_bytes=64 * KIB,
+    action_segment_bytes=64 * KIB,
+    retention_ms=1,
+    checkpoint_interval_ms=100,
+    tail_bytes=KIB,
+)
 """A log that soon loses its beginning, in memory too."""
 NOWHERE = EtcdOptions(("127.0.0.1:1",))
 
 
-def delay_config(data: Path, name: str, log: LogConfig | None = None, **others: Any) -> DelayReplicaConfig:
+def delay_config(
+    data: Path, name: str, log: LogConfig | None = None, **others: Any
+) -> DelayReplicaConfig:
     """Replica `name` of group `d`."""
     chosen: dict[str, Any] = {"group": "d", "settings": SETTINGS, **others}
     return DelayReplicaConfig(
@@ -71,7 +79,9 @@ class DelayCluster:
 
     async def start(self, name: str) -> ReplicaNode:
         """Start one replica of the delay group."""
-        node = self.nodes[name] = delay_node(delay_config(self.data, name, self.log), self.store, environment=self.environment)
+        node = self.nodes[name] = delay_node(
+            delay_config(self.data, name, self.log), self.store, environment=self.environment
+        )
         await node.start()
         return node
 
@@ -97,7 +107,11 @@ class DelayCluster:
         """The replica that serves as master."""
 
         def serving() -> list[ReplicaNode]:
-            return [node for name, node in self.nodes.items() if node.broker.is_serving and name != other_than]
+            return [
+                node
+                for name, node in self.nodes.items()
+                if node.broker.is_serving and name != other_than
+            ]
 
         await eventually(lambda: len(serving()) == 1)
         return serving()[0]
@@ -122,7 +136,9 @@ class DelayCluster:
 
 
 @asynccontextmanager
-async def running_delay(data: Path, log: LogConfig | None = None, timing: NodeTiming = TIMING) -> AsyncIterator[tuple[DelayCluster, str]]:
+async def running_delay(
+    data: Path, log: LogConfig | None = None, timing: NodeTiming = TIMING
+) -> AsyncIterator[tuple[DelayCluster, str]]:
     """Everything, and the metaserver's address."""
     cluster = DelayCluster(data, log, timing)
     await cluster.view.start()
@@ -136,7 +152,9 @@ async def running_delay(data: Path, log: LogConfig | None = None, timing: NodeTi
         await eventually(lambda: cluster.broker.broker.is_serving)
         yield cluster, cluster.meta.address
     finally:
-        with patch("qmq.node.replica.status.TRANSFER_S", 0.1):  # the last ones have nobody to hand over to
+        with patch(
+            "qmq.node.replica.status.TRANSFER_S", 0.1
+        ):  # the last ones have nobody to hand over to
             for name in list(cluster.nodes):
                 await cluster.stop(name)
             await cluster.broker.stop()

@@ -57,7 +57,9 @@ async def test_founding_a_group_with_another_kind_is_refused(
 async def test_of_replicas_that_create_a_group_with_different_settings_one_kind_stays() -> None:
     store = EmbeddedStore()
     wishes = [HOUR, HALF, None, HOUR]
-    done = await asyncio.gather(*[process.found(store, "d", VOTERS, each) for each in wishes], return_exceptions=True)
+    done = await asyncio.gather(
+        *[process.found(store, "d", VOTERS, each) for each in wishes], return_exceptions=True
+    )
     settled = (await read_group(store, "d")).delay
     for wish, result in zip(wishes, done, strict=True):
         assert isinstance(result, ReplicaMembership if wish == settled else InvalidArgument)

@@ -35,14 +35,23 @@ SENT = 600
 
 
 @asynccontextmanager
-async def without_a_beginning(tmp_path: Path) -> AsyncIterator[tuple[DelayCluster, qmq.Client, str]]:
+async def without_a_beginning(
+    tmp_path: Path,
+) -> AsyncIterator[tuple[DelayCluster, qmq.Client, str]]:
     """A delay group whose logs have lost their beginning. Returns the name of the replica that lost all its data."""
-    async with running_delay(tmp_path, SHORT, NodeTiming(schedule_retry_s=0.05)) as (cluster, address), qmq.connect(address) as mq:
+    async with (
+        running_delay(tmp_path, SHORT, NodeTiming(schedule_retry_s=0.05)) as (cluster, address),
+        qmq.connect(address) as mq,
+    ):
         victim = await cluster.slave()
         for number in range(6):
-            await mq.send_many("s", [b"%d:%d:" % (number, each) + BODY for each in range(SENT // 6)], delays=LATER)
+            await mq.send_many(
+                "s", [b"%d:%d:" % (number, each) + BODY for each in range(SENT // 6)], delays=LATER
+            )
         await cluster.stop(victim)
-        await eventually(lambda: all((whole_from(node.broker.store) or 0) > 1 for node in cluster.nodes.values()))
+        await eventually(
+            lambda: all((whole_from(node.broker.store) or 0) > 1 for node in cluster.nodes.values())
+        )
         shutil.rmtree(tmp_path / victim)
         yield cluster, mq, victim
 
@@ -55,7 +64,9 @@ def has_schedule(node: ReplicaNode) -> bool:
 def is_complete(cluster: DelayCluster, name: str) -> bool:
     """Whether a replica's counts equal those of the master's schedule. Another slave may be behind, too."""
     others = [cluster.pending(each) for each in cluster.nodes if each != name]
-    return has_schedule(cluster.nodes[name]) and cluster.pending(name) == max(others, key=lambda each: sum(each.values()))
+    return has_schedule(cluster.nodes[name]) and cluster.pending(name) == max(
+        others, key=lambda each: sum(each.values())
+    )
 
 
 async def make_master(cluster: DelayCluster, mq: qmq.Client, name: str) -> None:
@@ -66,9 +77,13 @@ async def make_master(cluster: DelayCluster, mq: qmq.Client, name: str) -> None:
                 await mq.metadata.transfer("d", name)
 
 
-async def test_a_replica_with_an_empty_folder_fetches_the_schedule_and_can_lead(tmp_path: Path) -> None:
+async def test_a_replica_with_an_empty_folder_fetches_the_schedule_and_can_lead(
+    tmp_path: Path,
+) -> None:
     async with without_a_beginning(tmp_path) as (cluster, mq, victim):
-        await mq.send_many("s", [b"%d" % number for number in range(30)], delays=timedelta(seconds=4))
+        await mq.send_many(
+            "s", [b"%d" % number for number in range(30)], delays=timedelta(seconds=4)
+        )
         node = await cluster.start(victim)
         await eventually(lambda: is_complete(cluster, victim))
         assert sum(cluster.pending(victim).values()) == SENT + 30
@@ -82,7 +97,9 @@ async def test_a_replica_with_an_empty_folder_fetches_the_schedule_and_can_lead(
         cluster.schedule(victim).check()
 
 
-async def test_what_was_fetched_is_there_after_a_restart_without_fetching_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_fetched_is_there_after_a_restart_without_fetching_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with without_a_beginning(tmp_path) as (cluster, _, victim):
         await cluster.start(victim)
         await eventually(lambda: is_complete(cluster, victim))
@@ -168,7 +185,11 @@ async def test_a_replica_without_its_schedule_gives_the_mastership_to_one_that_h
         epoch = before.core.state.promised
         with suppress(QmqError):
             await mq.metadata.transfer("d", victim)
-        await eventually(lambda: max(each.driver.core.state.promised for each in cluster.nodes.values()) >= epoch + 2)
+        await eventually(
+            lambda: (
+                max(each.driver.core.state.promised for each in cluster.nodes.values()) >= epoch + 2
+            )
+        )
         master = await cluster.master()
         assert master.config.replica != victim
         await mq.send("s", b"soon", delay=timedelta(milliseconds=100))
@@ -180,7 +201,9 @@ async def _never(_: ScheduleTransfer) -> bool:
     return False
 
 
-async def test_it_leads_without_serving_until_it_has_the_schedule_and_serves_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_leads_without_serving_until_it_has_the_schedule_and_serves_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with without_a_beginning(tmp_path) as (cluster, mq, victim):
         node = delay_node(delay_config(tmp_path, victim, SHORT), cluster.store)
         fetch = ScheduleTransfer.fetch_from_any
@@ -193,7 +216,9 @@ async def test_it_leads_without_serving_until_it_has_the_schedule_and_serves_the
             await mq.metadata.transfer("d", victim)
         await eventually(
             lambda: (
-                node.driver.core.state.role is Role.MASTER and node.driver.core.leader is not None and node.driver.core.leader.is_serving
+                node.driver.core.state.role is Role.MASTER
+                and node.driver.core.leader is not None
+                and node.driver.core.leader.is_serving
             )
         )
         assert not node.broker.is_serving
@@ -204,7 +229,9 @@ async def test_it_leads_without_serving_until_it_has_the_schedule_and_serves_the
         await eventually(lambda: cluster.delivered("s") == 1)
 
 
-async def test_a_replica_whose_log_the_master_has_needs_no_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_whose_log_the_master_has_needs_no_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ReplicaScheduleFiles, "read", _refuse)
     async with running_delay(tmp_path) as (cluster, address), qmq.connect(address) as mq:
         await mq.send_many("s", [b"%d" % number for number in range(300)], delays=LATER)

@@ -29,7 +29,9 @@ def store_poison(node: Node, lie: str, subject: str = "s", *, in_s: int = 0) -> 
     assert node.delay is not None
     broker = node.delay.broker
     region = region_of(lie, subject=subject.encode(), due_ms=int(time.time() + in_s) * 1000)
-    broker.append_own([Intake(broker.store.open_queue(subject, 0), region, crc(region), parse_header(region), 0)])
+    broker.append_own(
+        [Intake(broker.store.open_queue(subject, 0), region, crc(region), parse_header(region), 0)]
+    )
 
 
 async def test_delayed_messages_are_listed_beside_those_that_cannot_be_read(tmp_path: Path) -> None:
@@ -40,7 +42,9 @@ async def test_delayed_messages_are_listed_beside_those_that_cannot_be_read(tmp_
             store_poison(node, lie, f"s{number}", in_s=86_400)
         listed = await mq.metadata.list_delayed(delay_pb2.ListDelayedRequest(messages_max=100))
         assert str(receipt.delayed_id) in [each.id for each in listed.messages]
-        assert len(listed.messages) == 1 + len(LIES) - 2  # those that claim to be compressed cannot be read
+        assert (
+            len(listed.messages) == 1 + len(LIES) - 2
+        )  # those that claim to be compressed cannot be read
         assert sum([each.pending for each in (await mq.delayed.stats()).groups]) == 1 + len(LIES)
 
 
@@ -62,7 +66,9 @@ HARMLESS = {"a number beyond a message id", "a create time before 1970"}
 
 
 @pytest.mark.sampled
-async def test_delayed_poison_holds_up_no_other_message_also_after_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_delayed_poison_holds_up_no_other_message_also_after_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = node_config(tmp_path, delay=True)
     subjects = dict(zip(LIES, (f"s{number}" for number in range(len(LIES))), strict=True))
     counts = {subject: 2 + (lie in HARMLESS) for lie, subject in subjects.items()}
@@ -72,25 +78,45 @@ async def test_delayed_poison_holds_up_no_other_message_also_after_a_restart(tmp
             await mq.metadata.create_subject(qmq.SubjectConfig(subject))
             store_poison(node, lie, subject)
             await mq.send_many(subject, [b"1", b"2"], delays=SOON)
-        await eventually(lambda: all(stored(node, subject) == count for subject, count in counts.items()))
+        await eventually(
+            lambda: all(stored(node, subject) == count for subject, count in counts.items())
+        )
         await eventually(lambda: bad_messages(node) == bad)
         assert "is set aside" in caplog.text
         assert "cannot be read and stays pending" in caplog.text
     async with running(config) as node, qmq.connect(node.address) as mq:
         for subject in subjects.values():
             await mq.send(subject, b"3", delay=SOON)
-        await eventually(lambda: all(stored(node, subject) == count + 1 for subject, count in counts.items()))
+        await eventually(
+            lambda: all(stored(node, subject) == count + 1 for subject, count in counts.items())
+        )
         await eventually(lambda: bad_messages(node) == bad)
 
 
 async def test_one_poison_message_does_not_stop_the_others_of_its_batch(tmp_path: Path) -> None:
     async with running(node_config(tmp_path, delay=True)) as node, qmq.connect(node.address) as mq:
-        await mq.metadata.create_subject(qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=64), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=64), partitions=1
+        )
         assert node.delay is not None
         broker, now_ms, end_ms = node.delay.broker, int(time.time() * 1000), (1 << 63) - 1
-        columns = Columns([b"bad", b"bad", b"bad"], keys=[b"k"] * 3, create_deltas=[0, 1, 2], due_times_ms=[now_ms] * 3)
-        _, region = encode(b"o", columns, producer_id=9, batch_sequence=0, create_time_ms=end_ms, flags=BatchFlag.ORDERED)
-        broker.append_own([Intake(broker.store.open_queue("o", 0), region, crc(region), parse_header(region), 0)])
+        columns = Columns(
+            [b"bad", b"bad", b"bad"],
+            keys=[b"k"] * 3,
+            create_deltas=[0, 1, 2],
+            due_times_ms=[now_ms] * 3,
+        )
+        _, region = encode(
+            b"o",
+            columns,
+            producer_id=9,
+            batch_sequence=0,
+            create_time_ms=end_ms,
+            flags=BatchFlag.ORDERED,
+        )
+        broker.append_own(
+            [Intake(broker.store.open_queue("o", 0), region, crc(region), parse_header(region), 0)]
+        )
         await mq.send("o", b"good", key="k", delay=SOON)
         await mq.send("o", b"good", key="l", delay=SOON)
         await eventually(lambda: stored(node, "o", 1) == 2 and bad_messages(node) == 3)
@@ -108,7 +134,17 @@ async def test_an_unreadable_plan_is_given_up_and_its_readable_messages_go(tmp_p
         schedule = schedule_of(broker.store)
         await eventually(lambda: sum(each.messages for each in schedule.buckets()) == 2)
         (bucket,) = [each.bucket for each in schedule.buckets()]
-        broker.act(PlanAction(1, "s", 0, "broker-0", 77, 0, runs_of([SchedulePlace(bucket, 0), SchedulePlace(bucket, 1)])))
+        broker.act(
+            PlanAction(
+                1,
+                "s",
+                0,
+                "broker-0",
+                77,
+                0,
+                runs_of([SchedulePlace(bucket, 0), SchedulePlace(bucket, 1)]),
+            )
+        )
         await broker.committed()
     async with running(node_config(tmp_path, delay=True)) as node:
         await eventually(lambda: stored(node, "s") == 1 and bad_messages(node) >= 1)

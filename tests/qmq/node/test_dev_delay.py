@@ -37,7 +37,9 @@ async def test_a_delayed_message_is_delivered_and_not_before_it_is_due(tmp_path:
                 found += list(got)
                 await got.ack_sync()
         assert [message.body for message in found] == [b"now", b"later"]
-        assert found[1].append_time_ms >= receipt.due_ms - 5  # the broker goes by another clock than the delay group
+        assert (
+            found[1].append_time_ms >= receipt.due_ms - 5
+        )  # the broker goes by another clock than the delay group
 
 
 async def test_schedules_survive_a_restart(tmp_path: Path) -> None:
@@ -48,16 +50,23 @@ async def test_schedules_survive_a_restart(tmp_path: Path) -> None:
         assert late.delayed_id is not None
         assert soon.delayed_id is not None
         assert (await mq.delayed.show(late.delayed_id)).state == "pending"
-        await eventually(lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 1)
+        await eventually(
+            lambda: (queue := node.store.queue("s", 0)) is not None and queue.next_sequence == 1
+        )
 
 
 async def test_a_delay_server_has_its_own_group_and_leaves_it_at_the_stop(tmp_path: Path) -> None:
     async with running(config(tmp_path)) as node, qmq.connect(node.address) as mq:
         groups = {each.broker_group: each for each in (await mq.metadata.cluster()).groups}
-        assert {name: each.is_delay for name, each in groups.items()} == {"broker-0": False, "delay": True}
+        assert {name: each.is_delay for name, each in groups.items()} == {
+            "broker-0": False,
+            "delay": True,
+        }
         assert groups["delay"].replicas[0].status.is_serving
         await mq.send("s", b"1")
-        assert [each.broker_group for each in (await mq.metadata.locate("s")).routes] == ["broker-0"]
+        assert [each.broker_group for each in (await mq.metadata.locate("s")).routes] == [
+            "broker-0"
+        ]
         state = node.view.group("delay")
         assert (state.health, state.delay) == (Health.READ_WRITE, node.config.delay_settings)
 
@@ -71,7 +80,9 @@ async def test_without_a_delay_group_nothing_of_one_is_there(tmp_path: Path) -> 
         assert not (tmp_path / "delay").exists()
 
 
-async def test_other_settings_than_the_folders_are_refused_and_nothing_stays_locked(tmp_path: Path) -> None:
+async def test_other_settings_than_the_folders_are_refused_and_nothing_stays_locked(
+    tmp_path: Path,
+) -> None:
     async with running(config(tmp_path)):
         pass
     other = replace(config(tmp_path), delay_settings=DelaySettings(1_800_000, 10**10))
@@ -87,7 +98,12 @@ async def test_other_settings_than_the_folders_are_refused_and_nothing_stays_loc
 
 async def test_an_incomplete_schedule_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     """No other replica has the schedule."""
-    log = LogConfig(segment_bytes=64 * KIB, action_segment_bytes=64 * KIB, retention_ms=1, checkpoint_interval_ms=100)
+    log = LogConfig(
+        segment_bytes=64 * KIB,
+        action_segment_bytes=64 * KIB,
+        retention_ms=1,
+        checkpoint_interval_ms=100,
+    )
     async with running(config(tmp_path, log)) as node, qmq.connect(node.address) as mq:
         for _ in range(4):
             await mq.send_many("s", [b"x" * KIB] * 60, delays=timedelta(days=1))
@@ -101,7 +117,9 @@ async def test_an_incomplete_schedule_is_not_taken_for_an_empty_one(tmp_path: Pa
 
 
 @pytest.mark.sampled
-async def test_a_killed_node_delivers_after_its_restart_what_it_had_acknowledged(tmp_path: Path) -> None:
+async def test_a_killed_node_delivers_after_its_restart_what_it_had_acknowledged(
+    tmp_path: Path,
+) -> None:
     process = NodeProcess(tmp_path)
     process.variables = {"QMQ_TICK_MS": "50"}
     try:
@@ -109,14 +127,28 @@ async def test_a_killed_node_delivers_after_its_restart_what_it_had_acknowledged
             await mq.send("s", b"soon", delay=timedelta(seconds=1))
         process.kill()
         async with qmq.connect(process.start()) as mq, mq.consumer("s", "g") as consumer:
-            assert [message.body for message in await consumer.pull(1, timedelta(seconds=20))] == [b"soon"]
+            assert [message.body for message in await consumer.pull(1, timedelta(seconds=20))] == [
+                b"soon"
+            ]
         groups = json.loads(_cluster_status(process, "--json"))["groups"]
-        assert [(each["group"], each["is_delay"]) for each in groups] == [("broker-0", False), ("delay", True)]
+        assert [(each["group"], each["is_delay"]) for each in groups] == [
+            ("broker-0", False),
+            ("delay", True),
+        ]
         assert "delay group" in _cluster_status(process)
     finally:
         process.stop()
 
 
 def _cluster_status(process: NodeProcess, *options: str) -> str:
-    command = [sys.executable, "-m", "qmq.cli", "cluster", "status", "--server", process.address, *options]
+    command = [
+        sys.executable,
+        "-m",
+        "qmq.cli",
+        "cluster",
+        "status",
+        "--server",
+        process.address,
+        *options,
+    ]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -68,21 +68,31 @@ async def test_nothing_is_lost_when_a_master_dies_and_all_disks_are_full() -> No
         epochs = {name: replica(cluster, name).epoch for name in cluster.groups["group-1"]}
         full.update(cluster.names)
         await cluster.kill(master)
-        await eventually(lambda: all(replica(cluster, name).epoch > epochs[name] for name in cluster.groups["group-1"] if name != master))
+        await eventually(
+            lambda: all(
+                replica(cluster, name).epoch > epochs[name]
+                for name in cluster.groups["group-1"]
+                if name != master
+            )
+        )
         full.clear()
         await cluster.until_master(other_than=master)
         assert await is_known(mq, [b"1"])
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-async def test_a_replica_starts_on_a_full_disk_and_takes_part_when_there_is_room(is_new: bool) -> None:
+async def test_a_replica_starts_on_a_full_disk_and_takes_part_when_there_is_room(
+    is_new: bool,
+) -> None:
     """Also one whose files are those of a release that kept no spare: it cannot save its start, so it does not vote."""
     full: set[str] = set()
     async with cluster_of(full) as cluster:
         mq = cluster.client()
         await mq.send("s", b"1")
         master = cluster.master()
-        crowded = replica(cluster, next(name for name in cluster.groups["group-1"] if name != master))
+        crowded = replica(
+            cluster, next(name for name in cluster.groups["group-1"] if name != master)
+        )
         assert crowded.node is not None
         data = crowded.node.config.data
         await cluster.kill(crowded.name)
@@ -110,7 +120,9 @@ async def test_entries_that_do_not_fit_are_written_when_there_is_room() -> None:
         def free_bytes(self, folder: Path) -> int:
             return 1 << 40
 
-    async with TestCluster(brokers=3, delay=False, make_disk=lambda name: Taken(lambda: name in full)) as cluster:
+    async with TestCluster(
+        brokers=3, delay=False, make_disk=lambda name: Taken(lambda: name in full)
+    ) as cluster:
         mq = cluster.client()
         await mq.send("s", b"1")
         master = cluster.master()
@@ -123,7 +135,9 @@ async def test_entries_that_do_not_fit_are_written_when_there_is_room() -> None:
         assert node is not None
         await eventually(lambda: node.driver.is_waiting)
         full.clear()
-        await eventually(lambda: node.broker.store.index == replica(cluster, master).node.broker.store.index)  # type: ignore[union-attr]
+        await eventually(
+            lambda: node.broker.store.index == replica(cluster, master).node.broker.store.index
+        )  # type: ignore[union-attr]
         assert await is_known(mq, bodies)
 
 
@@ -204,7 +218,9 @@ class Crashing(Disk):
 
 
 @pytest.mark.parametrize("first", [b"", b"old"])
-def test_a_rewritten_file_is_the_old_or_the_new_one_wherever_the_process_dies(tmp_path: Path, first: bytes) -> None:
+def test_a_rewritten_file_is_the_old_or_the_new_one_wherever_the_process_dies(
+    tmp_path: Path, first: bytes
+) -> None:
     for steps in range(12):
         folder = tmp_path / str(steps)
         folder.mkdir()
@@ -213,7 +229,11 @@ def test_a_rewritten_file_is_the_old_or_the_new_one_wherever_the_process_dies(tm
             Disk().rewrite(path, first)
         with suppress(Crash):
             Crashing(steps).rewrite(path, b"new")
-        assert not path.exists() if not first and not path.exists() else path.read_bytes().rstrip() in (first, b"new")
+        assert (
+            not path.exists()
+            if not first and not path.exists()
+            else path.read_bytes().rstrip() in (first, b"new")
+        )
         Disk().rewrite(path, b"next")
         Disk().rewrite(path, b"last")
         assert path.read_bytes().rstrip() == b"last"

@@ -39,7 +39,9 @@ async def pulled(consumer: qmq.Consumer, count: int) -> list[qmq.Message]:
     return found
 
 
-async def test_a_message_that_fails_for_long_comes_back_once_to_its_group_and_to_no_other(delayed_node: Node) -> None:
+async def test_a_message_that_fails_for_long_comes_back_once_to_its_group_and_to_no_other(
+    delayed_node: Node,
+) -> None:
     async with qmq.connect(delayed_node.address) as mq:
         a, b = mq.consumer("s", "a", ack="explicit"), mq.consumer("s", "b", ack="explicit")
         await mq.send("s", b"x", key="k", tags=["t"], headers={"h": "v"})
@@ -48,7 +50,13 @@ async def test_a_message_that_fails_for_long_comes_back_once_to_its_group_and_to
         first.nack(LONG)
         (again,) = await pulled(a, 1)
         assert again.append_time_ms >= first.append_time_ms + 1000
-        assert (again.attempt, again.id, again.body, again.key, again.tags) == (2, first.id, b"x", "k", ("t",))
+        assert (again.attempt, again.id, again.body, again.key, again.tags) == (
+            2,
+            first.id,
+            b"x",
+            "k",
+            ("t",),
+        )
         assert dict(again.headers) == {"h": b"v", model.GROUP: b"a", model.ATTEMPT: b"1"}
         assert again.create_time_ms == first.create_time_ms
         await again.ack_sync()

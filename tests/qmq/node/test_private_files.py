@@ -29,9 +29,15 @@ def _umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def open_to_others(folder: Path) -> dict[str, str]:
     """The files and folders that other users may read, write or list; sockets are left out."""
-    modes = {str(path.relative_to(folder)): path.stat().st_mode for path in [folder, *folder.rglob("*")]}
+    modes = {
+        str(path.relative_to(folder)): path.stat().st_mode for path in [folder, *folder.rglob("*")]
+    }
     wanted = {True: 0o700, False: 0o600}
-    return {name: stat.filemode(mode) for name, mode in modes.items() if stat.S_IMODE(mode) != wanted[stat.S_ISDIR(mode)]}
+    return {
+        name: stat.filemode(mode)
+        for name, mode in modes.items()
+        if stat.S_IMODE(mode) != wanted[stat.S_ISDIR(mode)]
+    }
 
 
 @pytest.mark.usefixtures("_umask")
@@ -51,7 +57,16 @@ async def test_what_a_node_stores_is_for_its_own_user_only(tmp_path: Path) -> No
 @pytest.mark.usefixtures("_umask")
 async def test_what_a_replica_stores_is_for_its_own_user_only(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    config = ReplicaConfig("g", "a", ("a",), data, EtcdOptions(("127.0.0.1:1",)), host=f"unix:{tmp_path}/q", data_port=0, control_port=0)
+    config = ReplicaConfig(
+        "g",
+        "a",
+        ("a",),
+        data,
+        EtcdOptions(("127.0.0.1:1",)),
+        host=f"unix:{tmp_path}/q",
+        data_port=0,
+        control_port=0,
+    )
     node = broker_node(config, EmbeddedStore())
     await node.start()
     await eventually(lambda: node.broker.is_serving)

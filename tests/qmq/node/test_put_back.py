@@ -87,7 +87,9 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running(folder: Path, environment: Environment = MACHINE) -> AsyncIterator[tuple[Cluster, str]]:
+async def running(
+    folder: Path, environment: Environment = MACHINE
+) -> AsyncIterator[tuple[Cluster, str]]:
     cluster = Cluster(folder, environment)
     view = ClusterView(cluster.store)
     await view.start()
@@ -120,7 +122,9 @@ async def send(address: str, first: int, count: int) -> None:
         await mq.send_many("s", [b"%d" % number for number in range(first, first + count)])
 
 
-async def test_an_old_copy_of_one_disk_put_back_loses_no_acknowledged_message(tmp_path: Path) -> None:
+async def test_an_old_copy_of_one_disk_put_back_loses_no_acknowledged_message(
+    tmp_path: Path,
+) -> None:
     """The third replica was down while the messages were acknowledged, so the copy and the third one must not elect a master."""
     async with running(tmp_path) as (cluster, address):
         first = await cluster.master()
@@ -162,7 +166,9 @@ async def test_an_old_copy_knows_which_epochs_it_may_have_promised(tmp_path: Pat
         assert await read(address, 10) == {b"%d" % number for number in range(10)}
 
 
-async def test_the_last_good_copy_keeps_what_is_committed_and_doctor_names_it(tmp_path: Path) -> None:
+async def test_the_last_good_copy_keeps_what_is_committed_and_doctor_names_it(
+    tmp_path: Path,
+) -> None:
     """Two disks and the store are put back at once: nothing shows that, until the third replica comes back."""
     async with running(tmp_path) as (cluster, address):
         good = await cluster.master()
@@ -226,7 +232,10 @@ async def test_a_replica_does_not_register_in_the_store_of_another_cluster(tmp_p
         (own,) = (await cluster.store.list(CLUSTER)).items
         record = await cluster.record(name)
         await cluster.store.put(CLUSTER, b"another")
-        with pytest.raises(WrongServer, match=f"the folder of a belongs to cluster {own.value.decode()}, and .* has cluster another"):
+        with pytest.raises(
+            WrongServer,
+            match=f"the folder of a belongs to cluster {own.value.decode()}, and .* has cluster another",
+        ):
             await cluster.start(name)
         assert await cluster.record(name) == record
         await cluster.store.put(CLUSTER, own.value)
@@ -251,7 +260,9 @@ async def test_a_copy_of_a_folder_in_use_is_older_after_a_while(tmp_path: Path) 
         await cluster.until_whole()
 
 
-async def test_a_folder_that_was_in_use_until_it_was_killed_is_no_older_copy(tmp_path: Path) -> None:
+async def test_a_folder_that_was_in_use_until_it_was_killed_is_no_older_copy(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (cluster, address):
         await cluster.master()
         for name in NAMES:
@@ -261,7 +272,9 @@ async def test_a_folder_that_was_in_use_until_it_was_killed_is_no_older_copy(tmp
             assert cluster.counts(name)
 
 
-async def test_without_the_store_a_replica_starts_and_votes_once_the_store_answers(tmp_path: Path) -> None:
+async def test_without_the_store_a_replica_starts_and_votes_once_the_store_answers(
+    tmp_path: Path,
+) -> None:
     environment = replace(MACHINE, node_timing=NodeTiming(known_wait_s=0.1))
     async with running(tmp_path, environment) as (cluster, address):
         first = await cluster.master()
@@ -278,13 +291,19 @@ async def test_without_the_store_a_replica_starts_and_votes_once_the_store_answe
         await eventually(lambda: cluster.counts(name))
 
 
-async def test_routes_older_than_a_brokers_seals_are_refused_until_they_are_back(tmp_path: Path) -> None:
+async def test_routes_older_than_a_brokers_seals_are_refused_until_they_are_back(
+    tmp_path: Path,
+) -> None:
     environment = replace(MACHINE, node_timing=NodeTiming(stale_routes_s=0.1))
     async with running(tmp_path, environment) as (cluster, address), qmq.connect(address) as mq:
         await cluster.master()
-        await mq.metadata.create_subject(SubjectConfig("o", order=Order.STRICT, logical_partitions=64), partitions=2)
+        await mq.metadata.create_subject(
+            SubjectConfig("o", order=Order.STRICT, logical_partitions=64), partitions=2
+        )
         old = (await cluster.store.list("/qmq/routes/o/")).items
-        await mq.metadata.change_route("o", split=pb.SplitOperation(partition=1, parts=2), from_version=1)
+        await mq.metadata.change_route(
+            "o", split=pb.SplitOperation(partition=1, parts=2), from_version=1
+        )
         assert (await mq.metadata.describe_route("o")).route.version == 2
         new = (await cluster.store.list("/qmq/routes/o/")).items
         await cluster.store.delete("/qmq/routes/o/", is_prefix=True)
@@ -295,7 +314,9 @@ async def test_routes_older_than_a_brokers_seals_are_refused_until_they_are_back
             with pytest.raises(Unavailable, match="rebuild it from the brokers' folders"):
                 await fresh.metadata.locate("o")
             with pytest.raises(Unavailable, match="rebuild it from the brokers' folders"):
-                await fresh.metadata.change_route("o", split=pb.SplitOperation(partition=2, parts=2), from_version=1)
+                await fresh.metadata.change_route(
+                    "o", split=pb.SplitOperation(partition=2, parts=2), from_version=1
+                )
             found = findings(await read_snapshot(fresh.metadata))
         (what,) = [each.what for each in found if each.code == "store-put-back"]
         assert "subject o: g sealed partition 1 for version 2" in what

@@ -71,9 +71,19 @@ class Group:
         self.nodes: dict[str, ReplicaNode] = {}
 
     async def start(self, name: str) -> None:
-        config = ReplicaConfig("g", name, NAMES, self.folder / name, EtcdOptions(("127.0.0.1:1",)), data_port=0, control_port=0)
+        config = ReplicaConfig(
+            "g",
+            name,
+            NAMES,
+            self.folder / name,
+            EtcdOptions(("127.0.0.1:1",)),
+            data_port=0,
+            control_port=0,
+        )
         node = broker_node(
-            config, self.coordination, environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append)
+            config,
+            self.coordination,
+            environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append),
         )
         self.nodes[name] = node
         await node.start()
@@ -86,13 +96,25 @@ class Group:
         return next(name for name, node in self.nodes.items() if node.broker.is_serving)
 
     def hashes(self) -> set[bytes]:
-        return {b"".join(each.read_bytes() for each in sorted((self.folder / name).glob("broker/*/*.log"))) for name in NAMES}
+        return {
+            b"".join(
+                each.read_bytes() for each in sorted((self.folder / name).glob("broker/*/*.log"))
+            )
+            for name in NAMES
+        }
 
     async def all_are_equal(self) -> None:
         def ends() -> set[tuple[int, int]]:
-            return {(node.broker.store.index, node.broker.store.committed_index) for node in self.nodes.values()}
+            return {
+                (node.broker.store.index, node.broker.store.committed_index)
+                for node in self.nodes.values()
+            }
 
-        await eventually(lambda: len(ends()) == 1 and not any(node.driver.is_opening for node in self.nodes.values()))
+        await eventually(
+            lambda: (
+                len(ends()) == 1 and not any(node.driver.is_opening for node in self.nodes.values())
+            )
+        )
         assert len(self.hashes()) == 1
 
 
@@ -121,7 +143,9 @@ async def running(folder: Path) -> AsyncIterator[tuple[Group, qmq.Client]]:
 def lose_the_role_with_something_unwritten(node: ReplicaNode) -> None:
     """Another replica has a higher epoch in the coordination store, in the middle of a turn."""
     node.broker.store.act(Begin("s", 0, "g", "", 0))
-    node.driver.act(lambda now_ms: node.driver.core.superseded(now_ms, node.driver.core.state.promised + 1))
+    node.driver.act(
+        lambda now_ms: node.driver.core.superseded(now_ms, node.driver.core.state.promised + 1)
+    )
 
 
 async def test_a_deposed_master_reopens_its_store_without_blocking_the_loop(tmp_path: Path) -> None:
@@ -191,7 +215,9 @@ async def test_a_replica_stopped_while_it_reopens_its_store_loses_nothing(tmp_pa
         assert group.fatal == []
 
 
-async def test_a_store_that_cannot_be_reopened_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_cannot_be_reopened_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(tmp_path) as (group, _):
         name = await group.master()
         node, failure = group.nodes[name], OSError("the disk is gone")

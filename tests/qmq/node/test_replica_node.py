@@ -26,7 +26,16 @@ NAMES = ("a", "b", "c")
 
 
 def config(tmp_path: Path, name: str, group: str = "g") -> ReplicaConfig:
-    return ReplicaConfig(group, name, NAMES, tmp_path / name, EtcdOptions(("127.0.0.1:1",)), host="127.0.0.1", data_port=0, control_port=0)
+    return ReplicaConfig(
+        group,
+        name,
+        NAMES,
+        tmp_path / name,
+        EtcdOptions(("127.0.0.1:1",)),
+        host="127.0.0.1",
+        data_port=0,
+        control_port=0,
+    )
 
 
 class Cluster:
@@ -75,15 +84,21 @@ async def test_every_replica_comes_to_hold_what_the_master_acknowledged(tmp_path
         await mq.send_many("s", [b"%d" % number for number in range(5_000)])
         await eventually(
             lambda: all(
-                each.broker.store.queue("s", 0) and each.broker.store.queue("s", 0).next_sequence == 5_000
+                each.broker.store.queue("s", 0)
+                and each.broker.store.queue("s", 0).next_sequence == 5_000
                 for each in cluster.nodes.values()
             )
         )
-        logs = {(tmp_path / name / "broker" / "message" / f"{0:020d}.log").read_bytes() for name in NAMES}
+        logs = {
+            (tmp_path / name / "broker" / "message" / f"{0:020d}.log").read_bytes()
+            for name in NAMES
+        }
         assert len(logs) == 1
 
 
-async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_are_there(tmp_path: Path) -> None:
+async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_are_there(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
         first = await cluster.master()
         await mq.send_many("s", [b"%d" % number for number in range(100)])
@@ -103,7 +118,9 @@ async def test_a_master_that_stops_hands_over_first_and_messages_and_progress_ar
         assert left == [*[b"%d" % number for number in range(len(found), 100)], b"more"]
 
 
-async def test_a_campaign_that_begins_after_an_earlier_one_won_takes_no_other_epoch(tmp_path: Path) -> None:
+async def test_a_campaign_that_begins_after_an_earlier_one_won_takes_no_other_epoch(
+    tmp_path: Path,
+) -> None:
     """The second one was asked for while the first was still running; it took the claim of the epoch that the replica led in."""
     async with running(tmp_path) as (cluster, _):
         driver = (await cluster.master()).driver
@@ -113,7 +130,9 @@ async def test_a_campaign_that_begins_after_an_earlier_one_won_takes_no_other_ep
         assert (await driver.coordinator.hold()).epoch == epoch
 
 
-async def test_a_replica_that_comes_back_catches_up_and_serves_what_it_missed(tmp_path: Path) -> None:
+async def test_a_replica_that_comes_back_catches_up_and_serves_what_it_missed(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq:
         master = await cluster.master()
         slave = next(name for name in NAMES if name != master.config.replica)
@@ -122,14 +141,20 @@ async def test_a_replica_that_comes_back_catches_up_and_serves_what_it_missed(tm
         for number in range(1, 50):
             await mq.send("s", b"%d" % number)
         node = await cluster.start(slave)
-        await eventually(lambda: node.driver.core.state.commit >= master.driver.core.state.commit - 1)
+        await eventually(
+            lambda: node.driver.core.state.commit >= master.driver.core.state.commit - 1
+        )
         done = await mq.metadata.transfer("g", slave)
         assert done.master == slave
         async with mq.consumer("s", "g") as consumer:
-            assert [message.body for message in await consumer.pull(50, timedelta(seconds=10))] == [b"%d" % each for each in range(50)]
+            assert [message.body for message in await consumer.pull(50, timedelta(seconds=10))] == [
+                b"%d" % each for each in range(50)
+            ]
 
 
-async def test_administration_of_a_slave_is_refused_and_says_where_the_master_is(tmp_path: Path) -> None:
+async def test_administration_of_a_slave_is_refused_and_says_where_the_master_is(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (cluster, _):
         master = await cluster.master()
         slave = next(node for node in cluster.nodes.values() if node is not master)
@@ -138,7 +163,9 @@ async def test_administration_of_a_slave_is_refused_and_says_where_the_master_is
         await eventually(lambda: slave.broker.master_address == master.address)
         with pytest.raises(NotMaster, match=f"the master is at {master.address}"):
             slave.broker.require_serving()
-        assert master.broker.master_address != master.address, "a master names itself to nobody as another place to ask"
+        assert master.broker.master_address != master.address, (
+            "a master names itself to nobody as another place to ask"
+        )
         with pytest.raises(InvalidArgument, match="is the master"):
             await master.standing.change(remove=master.config.replica)
         with pytest.raises(InvalidArgument, match="no voter of this group"):
@@ -159,8 +186,14 @@ async def test_a_folder_of_another_replica_or_in_use_is_refused(tmp_path: Path) 
             await broker_node(stranger, cluster.store).start()
 
 
-async def test_a_pause_outlives_the_master_and_what_is_held_is_settled_at_the_next_one(tmp_path: Path) -> None:
-    async with running(tmp_path) as (cluster, address), qmq.connect(address) as mq, mq.consumer("s", "g", prefetch=2) as consumer:
+async def test_a_pause_outlives_the_master_and_what_is_held_is_settled_at_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running(tmp_path) as (cluster, address),
+        qmq.connect(address) as mq,
+        mq.consumer("s", "g", prefetch=2) as consumer,
+    ):
         await cluster.master()
         await mq.send_many("s", [b"%d" % number for number in range(4)])
         held = await consumer.pull(2, timedelta(seconds=10))
@@ -171,7 +204,10 @@ async def test_a_pause_outlives_the_master_and_what_is_held_is_settled_at_the_ne
         (group,) = await mq.metadata.describe_groups("s", "g")
         assert (len(held), group.is_paused, group.waiting, group.unacked) == (2, True, 2, 0)
         assert await mq.metadata.resume_group("s", "g")
-        assert [message.body for message in await consumer.pull(2, timedelta(seconds=10))] == [b"2", b"3"]
+        assert [message.body for message in await consumer.pull(2, timedelta(seconds=10))] == [
+            b"2",
+            b"3",
+        ]
 
 
 async def test_a_replica_whose_first_listing_is_refused_lists_again(tmp_path: Path) -> None:
@@ -180,7 +216,12 @@ async def test_a_replica_whose_first_listing_is_refused_lists_again(tmp_path: Pa
         await mq.send("s", b"first")
         await cluster.stop("a")
         refusing = FaultyStore(cluster.store)
-        refusing.cut("list", key=ROOT, times=2, failure=CoordinationError("etcd denies the user this (permission denied)"))
+        refusing.cut(
+            "list",
+            key=ROOT,
+            times=2,
+            failure=CoordinationError("etcd denies the user this (permission denied)"),
+        )
         node = cluster.nodes["a"] = broker_node(config(tmp_path, "a"), refusing)
         await node.start()
         await eventually(lambda: node.view.subject("s") is not None)
@@ -195,7 +236,9 @@ async def _control_of_master(cluster: Cluster) -> tuple[str, str]:
     return record.replica, record.control_address
 
 
-async def test_a_master_hands_over_before_its_process_is_stopped_and_still_answers(tmp_path: Path) -> None:
+async def test_a_master_hands_over_before_its_process_is_stopped_and_still_answers(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (cluster, server), qmq.connect(server) as mq:
         await cluster.master()
         await mq.send("orders", b"before")
@@ -205,7 +248,9 @@ async def test_a_master_hands_over_before_its_process_is_stopped_and_still_answe
         (said,) = json.loads(done.stdout)
         assert said["master"] not in ("", former)
         await eventually(lambda: cluster.nodes[said["master"]].broker.is_serving)
-        assert not cluster.nodes[former].broker.is_serving, "it follows, and sends clients to the new master"
+        assert not cluster.nodes[former].broker.is_serving, (
+            "it follows, and sends clients to the new master"
+        )
         await mq.send("orders", b"after")
         again = await asyncio.to_thread(cli_process.hand_over, former, control)
         assert json.loads(again.stdout) == [said], "who is no master has nothing to hand over"
@@ -220,8 +265,13 @@ async def test_a_hand_over_is_tried_until_another_replica_can_take_over(tmp_path
         for name in others:
             await cluster.stop(name)
         failed = await asyncio.to_thread(cli_process.hand_over, former, control, "0")
-        assert (failed.returncode, b"took over" in failed.stderr or b"take over" in failed.stderr) == (3, True), failed.stderr
-        handing = asyncio.create_task(asyncio.to_thread(cli_process.hand_over, former, control, "60"))
+        assert (
+            failed.returncode,
+            b"took over" in failed.stderr or b"take over" in failed.stderr,
+        ) == (3, True), failed.stderr
+        handing = asyncio.create_task(
+            asyncio.to_thread(cli_process.hand_over, former, control, "60")
+        )
         for name in others:
             await cluster.start(name)
         done = await handing

@@ -24,7 +24,12 @@ NAMES = ("a", "b", "c")
 async def nodes(tmp_path: Path) -> AsyncIterator[dict[str, ReplicaNode]]:
     """Three replicas of one group, not started."""
     store, etcd = SharedStore(), EtcdOptions(("127.0.0.1:1",))
-    configs = [ReplicaConfig("g", name, NAMES, tmp_path / name, etcd, data_port=0, control_port=0, metrics_port=0) for name in NAMES]
+    configs = [
+        ReplicaConfig(
+            "g", name, NAMES, tmp_path / name, etcd, data_port=0, control_port=0, metrics_port=0
+        )
+        for name in NAMES
+    ]
     found = {config.replica: broker_node(config, store) for config in configs}
     yield found
     for node in found.values():
@@ -43,15 +48,24 @@ async def readiness(node: ReplicaNode) -> tuple[int, str]:
     return int(head.split()[1]), body
 
 
-async def test_a_replica_is_ready_while_it_is_master_or_follows_one(nodes: dict[str, ReplicaNode]) -> None:
+async def test_a_replica_is_ready_while_it_is_master_or_follows_one(
+    nodes: dict[str, ReplicaNode],
+) -> None:
     await nodes["a"].start()
     assert (await readiness(nodes["a"]))[0] == 503, "one replica of three is no majority"
     await nodes["b"].start()
     await nodes["c"].start()
     await eventually(lambda: all(node.readiness().is_ready for node in nodes.values()))
-    assert sorted([await readiness(node) for node in nodes.values()]) == [(200, "master\n"), (200, "slave\n"), (200, "slave\n")]
+    assert sorted([await readiness(node) for node in nodes.values()]) == [
+        (200, "master\n"),
+        (200, "slave\n"),
+        (200, "slave\n"),
+    ]
     fetching = of_replica(nodes["a"].driver.core, is_serving=True, has_all=False)
-    assert (fetching.is_ready, fetching.says.partition(": ")[2]) == (False, "the schedule is being fetched from another replica")
+    assert (fetching.is_ready, fetching.says.partition(": ")[2]) == (
+        False,
+        "the schedule is being fetched from another replica",
+    )
     (master,) = [name for name, node in nodes.items() if node.readiness().says == "master"]
     left = next(name for name in NAMES if name != master)
     for name in NAMES:

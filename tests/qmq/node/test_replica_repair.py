@@ -44,7 +44,15 @@ def fill(store: Store, count: int, start: int = 0, size: int | None = None) -> N
     queue = store.open_queue("s", 0)
     where, random = ("s", 0, "g"), Random(start)
     for number in range(start, start + count):
-        store.append([intake(queue, [bytes([65 + number % 26]) * (size or random.randrange(300))], number=number)])
+        store.append(
+            [
+                intake(
+                    queue,
+                    [bytes([65 + number % 26]) * (size or random.randrange(300))],
+                    number=number,
+                )
+            ]
+        )
         if number == 0:
             store.act(Begin(*where, "", 0))
             store.act(Join(*where, "c", "i", 1000, -1))
@@ -68,7 +76,11 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {f"{log}/{path.name}": path.read_bytes() for log in ("message", "action") for path in (folder / log).iterdir()}
+    return {
+        f"{log}/{path.name}": path.read_bytes()
+        for log in ("message", "action")
+        for path in (folder / log).iterdir()
+    }
 
 
 def log_of(store: Store, log: int) -> Segments:
@@ -81,7 +93,9 @@ def entries(store: Store, log: int) -> list[Entry]:
 
 def spoil(folder: Path, log: int, position: int, size: int = 1) -> None:
     """Flip bits in a closed or open store's file."""
-    path = max(each for each in (folder / context.NAMES[log]).iterdir() if int(each.stem) <= position)
+    path = max(
+        each for each in (folder / context.NAMES[log]).iterdir() if int(each.stem) <= position
+    )
     at = position - int(path.stem)
     with path.open("r+b") as file:
         file.seek(at)
@@ -111,7 +125,9 @@ async def serving(*stores: Store) -> AsyncIterator[tuple[dict[ServerName, str], 
         server = rpc_server(RpcListener(RpcBounds(10, 10)))
         peers.append(Peer(store))
         control_pb2_grpc.add_BrokerControlServicer_to_server(peers[-1], server)
-        addresses[ServerName(replica=f"r{number}")] = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        addresses[ServerName(replica=f"r{number}")] = (
+            f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        )
         await server.start()
         servers.append(server)
     try:
@@ -133,31 +149,45 @@ async def repaired(folder: Path, addresses: dict[ServerName, str]) -> Store:
 
 @pytest.mark.parametrize("log", [0, 1])
 @pytest.mark.parametrize("part", ["envelope", "region", "all of it"])
-async def test_a_damaged_entry_comes_back_byte_for_byte_wherever_it_lies(folders: list[Path], log: int, part: str) -> None:
+async def test_a_damaged_entry_comes_back_byte_for_byte_wherever_it_lies(
+    folders: list[Path], log: int, part: str
+) -> None:
     mine, other = opened(folders[0]), opened(folders[1])
     before = files(folders[0])
     found = entries(mine, log)
     begins = set(log_of(mine, log).bases)
-    some = [entry for at, entry in enumerate(found) if at % 6 == 0 or entry.position in begins or entry.end in begins]
+    some = [
+        entry
+        for at, entry in enumerate(found)
+        if at % 6 == 0 or entry.position in begins or entry.end in begins
+    ]
     async with serving(other) as (addresses, _):
         for entry in [*some, found[-1]]:
             size = {"envelope": 8, "region": 8, "all of it": entry.envelope.total_bytes}[part]
-            spoil(folders[0], log, entry.position + (ENVELOPE_BYTES if part == "region" else 0), size)
+            spoil(
+                folders[0], log, entry.position + (ENVELOPE_BYTES if part == "region" else 0), size
+            )
             assert files(folders[0]) != before
-            assert await context.repair(addresses, mine, LogDamaged("", log=log, position=entry.position))
+            assert await context.repair(
+                addresses, mine, LogDamaged("", log=log, position=entry.position)
+            )
             assert files(folders[0]) == before
 
 
 @pytest.mark.parametrize("log", [0, 1])
 @pytest.mark.parametrize("count", [2, 7, 30])
-async def test_several_neighbours_are_one_hole_also_over_a_segments_end(folders: list[Path], log: int, count: int) -> None:
+async def test_several_neighbours_are_one_hole_also_over_a_segments_end(
+    folders: list[Path], log: int, count: int
+) -> None:
     mine, other = opened(folders[0]), opened(folders[1])
     before, found = files(folders[0]), entries(mine, log)
     async with serving(other) as (addresses, _):
         for first in range(0, len(found) - count + 1, 9):
             for entry in found[first : first + count]:
                 spoil(folders[0], log, entry.position, 70)
-            assert await context.repair(addresses, mine, LogDamaged("", log=log, position=found[first].position))
+            assert await context.repair(
+                addresses, mine, LogDamaged("", log=log, position=found[first].position)
+            )
             assert files(folders[0]) == before
 
 
@@ -194,7 +224,9 @@ async def test_with_a_checkpoint_too(folders: list[Path]) -> None:
     assert mine.index == other.index
 
 
-async def test_damage_on_two_of_three_at_different_places_is_mended_on_both(folders: list[Path]) -> None:
+async def test_damage_on_two_of_three_at_different_places_is_mended_on_both(
+    folders: list[Path],
+) -> None:
     stores = [opened(folder) for folder in folders]
     before, found = files(folders[0]), entries(stores[0], 0)
     spoil(folders[0], 0, found[10].position, 70)
@@ -202,8 +234,12 @@ async def test_damage_on_two_of_three_at_different_places_is_mended_on_both(fold
     spoil(folders[1], 0, found[12].position, 70)
     async with serving(*stores) as (addresses, _):
         for mine, at in ((0, 10), (1, 11)):
-            others = {name: address for name, address in addresses.items() if name.replica != f"r{mine}"}
-            assert await context.repair(others, stores[mine], LogDamaged("", log=0, position=found[at].position))
+            others = {
+                name: address for name, address in addresses.items() if name.replica != f"r{mine}"
+            }
+            assert await context.repair(
+                others, stores[mine], LogDamaged("", log=0, position=found[at].position)
+            )
             assert files(folders[mine]) == before
 
 
@@ -214,7 +250,9 @@ async def test_damage_at_the_same_place_on_all_replicas_is_not_mended(folders: l
         spoil(folder, 0, found[10].position, 70)
     before = [files(folder) for folder in folders]
     async with serving(*stores[1:]) as (addresses, _):
-        assert not await context.repair(addresses, stores[0], LogDamaged("", log=0, position=found[10].position))
+        assert not await context.repair(
+            addresses, stores[0], LogDamaged("", log=0, position=found[10].position)
+        )
         stores[0].close()
         with pytest.raises(LogDamaged):
             await repaired(folders[0], addresses)
@@ -233,14 +271,18 @@ async def test_a_peer_that_is_away_or_behind_is_passed_over(folders: list[Path])
     assert files(folders[0]) == before
 
 
-async def test_a_hole_at_the_end_of_an_unopened_log_is_not_filled_without_proof(folders: list[Path]) -> None:
+async def test_a_hole_at_the_end_of_an_unopened_log_is_not_filled_without_proof(
+    folders: list[Path],
+) -> None:
     """No complete entry follows and no checkpoint has the epoch, so the entry could be another master's."""
     store = opened(folders[1])
     last = entries(store, 0)[-1]
     spoil(folders[0], 0, last.position, 70)
     before = files(folders[0])
     async with serving(store) as (addresses, _):
-        assert not await context.repair_folder(addresses, folders[0], 4_000, LogDamaged("", log=0, position=last.position))
+        assert not await context.repair_folder(
+            addresses, folders[0], 4_000, LogDamaged("", log=0, position=last.position)
+        )
     assert files(folders[0]) == before
 
 
@@ -268,7 +310,9 @@ async def test_an_entry_of_another_history_is_refused(tmp_path: Path) -> None:
             spoil(store.folder, 0, entry.position, 70)
             before = files(store.folder)
             async with serving(other) as (addresses, _):
-                assert not await context.repair(addresses, store, LogDamaged("", log=0, position=entry.position))
+                assert not await context.repair(
+                    addresses, store, LogDamaged("", log=0, position=entry.position)
+                )
             assert files(store.folder) == before
             spoil(store.folder, 0, entry.position, 70)
         other.close()
@@ -278,7 +322,9 @@ def test_nothing_is_written_whose_checksums_do_not_hold(folders: list[Path]) -> 
     mine = opened(folders[0])
     found = entries(mine, 0)
     begin, end = found[10].position, found[13].end
-    good = b"".join(mine.messages.read(entry.position, entry.envelope.total_bytes) for entry in found[10:14])
+    good = b"".join(
+        mine.messages.read(entry.position, entry.envelope.total_bytes) for entry in found[10:14]
+    )
     assert end - begin == len(good)
     spoil(folders[0], 0, begin, 70)
     before = files(folders[0])
@@ -294,8 +340,13 @@ def test_nothing_is_written_whose_checksums_do_not_hold(folders: list[Path]) -> 
     assert context.mend(mine.messages, damage, good)
 
 
-@pytest.mark.parametrize("change", ["index too low", "index too high", "epoch too low", "epoch too high", "of the other log"])
-def test_an_entry_that_does_not_fit_between_its_neighbours_is_refused(folders: list[Path], change: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    ["index too low", "index too high", "epoch too low", "epoch too high", "of the other log"],
+)
+def test_an_entry_that_does_not_fit_between_its_neighbours_is_refused(
+    folders: list[Path], change: str
+) -> None:
     mine = opened(folders[0])
     found = entries(mine, 0)
     at = next(number for number, entry in enumerate(found) if entry.envelope.epoch == 5) + 6
@@ -312,7 +363,9 @@ def test_an_entry_that_does_not_fit_between_its_neighbours_is_refused(folders: l
     data += mine.messages.read(following_entry.position, following_entry.envelope.total_bytes)
     spoil(folders[0], 0, hole.position, 70)
     before = files(folders[0])
-    assert not context.mend(mine.messages, LogDamaged("", log=0, position=hole.position), data, mine.epoch_at)
+    assert not context.mend(
+        mine.messages, LogDamaged("", log=0, position=hole.position), data, mine.epoch_at
+    )
     assert files(folders[0]) == before
 
 
@@ -323,7 +376,13 @@ async def test_a_peer_that_answers_nonsense_changes_nothing(folders: list[Path])
     before = files(folders[0])
     damage = LogDamaged("", log=0, position=found[10].position)
     async with serving(other) as (addresses, peers):
-        for answer in (lambda _: b"", lambda _: bytes(200), lambda data: data[:-8], lambda data: data[8:], lambda data: data[:20]):
+        for answer in (
+            lambda _: b"",
+            lambda _: bytes(200),
+            lambda data: data[:-8],
+            lambda data: data[8:],
+            lambda data: data[:20],
+        ):
             peers[0].answer = answer
             assert not await context.repair(addresses, mine, damage)
             assert files(folders[0]) == before
@@ -333,7 +392,9 @@ async def test_a_place_that_is_whole_is_not_touched(folders: list[Path]) -> None
     """The caller was wrong about the damage, and must not be told that the place was repaired."""
     mine, other = opened(folders[0]), opened(folders[1])
     async with serving(other) as (addresses, _):
-        assert not await context.repair(addresses, mine, LogDamaged("", log=0, position=entries(mine, 0)[10].position))
+        assert not await context.repair(
+            addresses, mine, LogDamaged("", log=0, position=entries(mine, 0)[10].position)
+        )
 
 
 # --- being asked ---------------------------------------------------------------------------------------------------------

@@ -73,7 +73,9 @@ class Donor:
 
         files.read, files.describe = read, described_now  # type: ignore[method-assign]
         self.server = grpc.aio.server()
-        DelayService(DelayIdentity("d", self.folder.name, 3_600_000), lambda: None, files).add_to(self.server)
+        DelayService(DelayIdentity("d", self.folder.name, 3_600_000), lambda: None, files).add_to(
+            self.server
+        )
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.server.start()
 
@@ -99,7 +101,9 @@ class Replica:
         self.unwilling: set[str] = set()
         self.failures: list[BaseException] = []
         folder.mkdir()
-        self.transfer = ScheduleTransfer(self, folder, disk, Form, self.failures.append, timing=QUICK)
+        self.transfer = ScheduleTransfer(
+            self, folder, disk, Form, self.failures.append, timing=QUICK
+        )
 
     @property
     def has_all(self) -> bool:
@@ -116,7 +120,9 @@ class Replica:
         return self.whole_from
 
     def reopen_now(self) -> None:
-        self.adopted.append({path.name: path.read_bytes() for path in (self.folder / "schedule").iterdir()})
+        self.adopted.append(
+            {path.name: path.read_bytes() for path in (self.folder / "schedule").iterdir()}
+        )
 
     async def hand_over(self, to: str) -> None:
         if to in self.unwilling:
@@ -126,7 +132,9 @@ class Replica:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path, *names: str, disk: Disk | None = None) -> AsyncIterator[tuple[Replica, list[Donor]]]:
+async def running(
+    tmp_path: Path, *names: str, disk: Disk | None = None
+) -> AsyncIterator[tuple[Replica, list[Donor]]]:
     donors = [Donor(tmp_path / name) for name in names or ("b",)]
     replica = Replica(tmp_path / "a", disk or Disk())
     for donor in donors:
@@ -145,7 +153,9 @@ def described(files: list[tuple[str, int]]) -> bytes:
     return msgspec.msgpack.encode(files)
 
 
-async def test_files_are_what_they_were_at_the_checkpoint_although_they_grow_meanwhile(tmp_path: Path) -> None:
+async def test_files_are_what_they_were_at_the_checkpoint_although_they_grow_meanwhile(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (replica, (donor,)):
         big = bytes(range(256)) * (3 * MIB // 256) + b"end"
         donor.write(LOG, big)
@@ -159,12 +169,16 @@ async def test_files_are_what_they_were_at_the_checkpoint_although_they_grow_mea
         donor.before_read = grow
         replica.transfer.start()
         await eventually(lambda: replica.has_all)
-        assert replica.adopted == [{LOG: big, IDX: b"0123456789", "state": described([(LOG, len(big)), (IDX, 10)])}]
+        assert replica.adopted == [
+            {LOG: big, IDX: b"0123456789", "state": described([(LOG, len(big)), (IDX, 10)])}
+        ]
         assert donor.reads.count(LOG) > 3
         assert not (replica.folder / delay.ASIDE).exists()
 
 
-async def test_a_state_longer_than_an_answer_comes_in_pieces_of_one_checkpoint(tmp_path: Path) -> None:
+async def test_a_state_longer_than_an_answer_comes_in_pieces_of_one_checkpoint(
+    tmp_path: Path,
+) -> None:
     def state(index: int) -> list[tuple[str, int]]:
         return [(LOG, 3), *[(f"{index} {'x' * MIB}", 0)] * (MESSAGE_BYTES_MAX // MIB + 1)]
 
@@ -185,15 +199,23 @@ async def test_pieces_of_two_checkpoints_are_not_joined() -> None:
     indexes = iter([7, 8, 8, *[8] * 20])
 
     class Donor:
-        async def DescribeSchedule(self, request: pb.DescribeScheduleRequest, timeout: float) -> pb.ScheduleDescription:
+        async def DescribeSchedule(
+            self, request: pb.DescribeScheduleRequest, timeout: float
+        ) -> pb.ScheduleDescription:
             index = next(indexes)
             state = states[index]
-            return pb.ScheduleDescription(state=state[request.offset : request.offset + 9], index=index, state_bytes=len(state))
+            return pb.ScheduleDescription(
+                state=state[request.offset : request.offset + 9],
+                index=index,
+                state_bytes=len(state),
+            )
 
     assert (await describe_schedule(Donor(), timeout_s=1.0)).state == states[8]
 
 
-async def test_a_file_that_vanishes_restarts_the_copy_with_the_next_checkpoint(tmp_path: Path) -> None:
+async def test_a_file_that_vanishes_restarts_the_copy_with_the_next_checkpoint(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (replica, (donor,)):
         donor.write(LOG, b"old")
         donor.write(IDX, b"new")
@@ -221,8 +243,13 @@ async def test_a_file_shorter_than_its_checkpoint_says_is_not_taken(tmp_path: Pa
         await eventually(lambda: replica.has_all)
 
 
-async def test_another_replica_is_asked_if_one_has_no_checkpoint_schedule_or_answer(tmp_path: Path) -> None:
-    async with running(tmp_path, "b", "c", "d", "e") as (replica, (no_checkpoint, no_schedule, gone, whole)):
+async def test_another_replica_is_asked_if_one_has_no_checkpoint_schedule_or_answer(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, "b", "c", "d", "e") as (
+        replica,
+        (no_checkpoint, no_schedule, gone, whole),
+    ):
         no_schedule.has_schedule = False
         no_schedule.checkpoint(7, [])
         gone.checkpoint(7, [])
@@ -254,7 +281,9 @@ async def test_a_master_without_a_schedule_waits_for_a_replica_that_has_one(tmp_
 
 
 @pytest.mark.parametrize("whole_from", [9, None])
-async def test_a_checkpoint_from_before_our_own_log_begins_is_not_taken(tmp_path: Path, whole_from: int | None) -> None:
+async def test_a_checkpoint_from_before_our_own_log_begins_is_not_taken(
+    tmp_path: Path, whole_from: int | None
+) -> None:
     async with running(tmp_path) as (replica, (donor,)):
         replica.whole_from = whole_from
         donor.write(LOG, b"1")
@@ -274,7 +303,9 @@ async def test_a_checkpoint_from_before_our_own_log_begins_is_not_taken(tmp_path
         await eventually(lambda: replica.has_all)
 
 
-async def test_nothing_is_taken_over_before_our_own_log_is_committed_up_to_it(tmp_path: Path) -> None:
+async def test_nothing_is_taken_over_before_our_own_log_is_committed_up_to_it(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (replica, (donor,)):
         replica.committed = 6
         donor.write(LOG, b"1")
@@ -331,7 +362,9 @@ async def test_a_full_disk_is_waited_out(tmp_path: Path) -> None:
         assert replica.adopted[0][LOG] == b"12345"
 
 
-async def test_who_has_its_schedule_fetches_nothing_and_keeps_the_mastership(tmp_path: Path) -> None:
+async def test_who_has_its_schedule_fetches_nothing_and_keeps_the_mastership(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (replica, (donor,)):
         donor.checkpoint(7, [])
         replica.adopted.append({})
@@ -342,7 +375,9 @@ async def test_who_has_its_schedule_fetches_nothing_and_keeps_the_mastership(tmp
         assert (donor.reads, replica.handed_to, replica.is_master) == ([], [], True)
 
 
-async def test_a_master_without_a_schedule_hands_over_to_a_replica_that_has_one(tmp_path: Path) -> None:
+async def test_a_master_without_a_schedule_hands_over_to_a_replica_that_has_one(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, "b", "c", "d") as (replica, (lacks_it_too, unwilling, whole)):
         replica.committed = 0
         lacks_it_too.has_schedule = False

@@ -38,7 +38,9 @@ def test_a_shard_that_served_starts_again_after_growing_pauses() -> None:
         assert supervision.started(2)
         supervision.ready(2, 10)
     assert pauses == [*PAUSES_MS, PAUSES_MS[-1], PAUSES_MS[-1]]
-    assert supervision.ended(2, -9, 10 + STEADY_MS) == Restart(2, PAUSES_MS[0]), "it had served for a minute"
+    assert supervision.ended(2, -9, 10 + STEADY_MS) == Restart(2, PAUSES_MS[0]), (
+        "it had served for a minute"
+    )
     assert supervision.state(1) is ShardState.SERVING
 
 
@@ -60,8 +62,15 @@ def test_a_shard_that_does_not_stop_cleanly_is_in_the_exit_status() -> None:
     assert supervision.exit_status == 128 + 9
 
 
-@given(st.lists(st.tuples(st.sampled_from(["ready", "end", "start", "stop"]), st.integers(1, 3)), max_size=40))
-def test_supervision_is_over_once_all_shards_ended_after_a_stop(events: list[tuple[str, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ready", "end", "start", "stop"]), st.integers(1, 3)),
+        max_size=40,
+    )
+)
+def test_supervision_is_over_once_all_shards_ended_after_a_stop(
+    events: list[tuple[str, int]],
+) -> None:
     supervision, now_ms = ShardSupervision(3), 0
     for event, shard in events:
         now_ms += 700

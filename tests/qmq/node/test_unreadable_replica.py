@@ -39,9 +39,13 @@ class Cluster:
     async def start(self, name: str) -> None:
         log = LogConfig(segment_bytes=64 * 1024, cache_bytes=0)
         etcd = EtcdOptions(("127.0.0.1:1",))
-        config = ReplicaConfig("g", name, NAMES, self.folder / name, etcd, data_port=0, control_port=0, log=log)
+        config = ReplicaConfig(
+            "g", name, NAMES, self.folder / name, etcd, data_port=0, control_port=0, log=log
+        )
         node = broker_node(
-            config, self.coordination, environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append)
+            config,
+            self.coordination,
+            environment=Environment(disk=self.disks[name], timing=TIMING, fatal=self.fatal.append),
         )
         self.nodes[name] = node
         await node.start()
@@ -74,7 +78,9 @@ async def running(folder: Path) -> AsyncIterator[tuple[Cluster, qmq.Client]]:
         async with qmq.connect(meta.address) as mq:
             await cluster.master()
             for begin in range(0, COUNT, 5):
-                await mq.send_many("s", [b"%d" % number + bytes(900) for number in range(begin, begin + 5)])
+                await mq.send_many(
+                    "s", [b"%d" % number + bytes(900) for number in range(begin, begin + 5)]
+                )
             await cluster.all_have_everything()
             yield cluster, mq
     finally:

@@ -36,13 +36,27 @@ class World(NamedTuple):
 
     async def put_master(self, group: str, epoch: int = 1) -> None:
         claim = EpochClaim(epoch, f"{group}-a", "test")
-        await self.store.put(group_key(group, "members"), b'{"version": 1, "voters": ["%s-a"], "learners": []}' % group.encode())
+        await self.store.put(
+            group_key(group, "members"),
+            b'{"version": 1, "voters": ["%s-a"], "learners": []}' % group.encode(),
+        )
         await self.store.put(group_key(group, "epoch"), claim.encode())
-        await self.store.put(group_key(group, "master"), MasterRecord(f"{group}-a", epoch, "test", f"{group}-{epoch}:1", "c:1").encode())
+        await self.store.put(
+            group_key(group, "master"),
+            MasterRecord(f"{group}-a", epoch, "test", f"{group}-{epoch}:1", "c:1").encode(),
+        )
 
     async def create(self, config: SubjectConfig) -> None:
-        route = first_route(config.logical_partitions, 2, config.groups) if config.order is not Order.NONE else None
-        also = [] if route is None else [(route_key(config.name, 1), route.encode()), (latest_key(config.name), b"1")]
+        route = (
+            first_route(config.logical_partitions, 2, config.groups)
+            if config.order is not Order.NONE
+            else None
+        )
+        also = (
+            []
+            if route is None
+            else [(route_key(config.name, 1), route.encode()), (latest_key(config.name), b"1")]
+        )
         await SubjectCatalog(self.store).create(config, is_placed=True)
         for key, value in also:
             await self.store.put(key, value)
@@ -69,7 +83,13 @@ async def test_it_answers_what_a_metaserver_answers() -> None:
     async with running() as world:
         await world.create(SubjectConfig("plain", groups=("g1", "g2")))
         await world.create(SubjectConfig("drained", groups=("g2",)))
-        ordered = SubjectConfig("ordered", groups=("g1", "g2"), order=Order.STRICT, logical_partitions=100, fencing=Fencing.LEASE)
+        ordered = SubjectConfig(
+            "ordered",
+            groups=("g1", "g2"),
+            order=Order.STRICT,
+            logical_partitions=100,
+            fencing=Fencing.LEASE,
+        )
         await world.create(ordered)
         await world.store.put(group_key("g2", "mode"), b"read-only")
         await eventually(lambda: world.view.group("g2").mode.value == "read-only")
@@ -78,12 +98,16 @@ async def test_it_answers_what_a_metaserver_answers() -> None:
         client = MetadataClient([meta.address])
         for subject in ("plain", "drained", "ordered"):
             mine, theirs = await world.locator.locate(subject), await client.routes(subject)
-            assert sorted(mine.routes, key=itemgetter(0)) == sorted(theirs.routes, key=itemgetter(0))
+            assert sorted(mine.routes, key=itemgetter(0)) == sorted(
+                theirs.routes, key=itemgetter(0)
+            )
             assert (mine.ordering is None) == (theirs.ordering is None)
             if mine.ordering is not None and theirs.ordering is not None:
                 assert mine.ordering.route.partitions == theirs.ordering.route.partitions
                 assert mine.ordering[::2] == theirs.ordering[::2]
-        assert (await world.locator.locate("drained")).routes == [SubjectRoute("g2", "g2-1:1", 1, False, ServerName("", "g2", "g2-a"))]
+        assert (await world.locator.locate("drained")).routes == [
+            SubjectRoute("g2", "g2-1:1", 1, False, ServerName("", "g2", "g2-a"))
+        ]
         await client.close()
         await meta.stop()
 
@@ -104,11 +128,15 @@ async def test_a_subject_that_the_store_does_not_have_is_unknown_and_not_created
         assert await SubjectCatalog(world.store).get("nobody") is None
 
 
-async def test_a_subject_that_was_created_a_moment_ago_is_found_before_the_watch_brings_it() -> None:
+async def test_a_subject_that_was_created_a_moment_ago_is_found_before_the_watch_brings_it() -> (
+    None
+):
     async with running() as world:
         await world.view.stop()
         await world.create(SubjectConfig("new", groups=("g1",)))
-        assert (await world.locator.locate("new")).routes == [SubjectRoute("g1", "g1-1:1", 1, True, ServerName("", "g1", "g1-a"))]
+        assert (await world.locator.locate("new")).routes == [
+            SubjectRoute("g1", "g1-1:1", 1, True, ServerName("", "g1", "g1-a"))
+        ]
 
 
 async def test_without_the_store_known_subjects_are_answered_and_no_other_is_denied() -> None:
@@ -116,7 +144,9 @@ async def test_without_the_store_known_subjects_are_answered_and_no_other_is_den
         await world.create(SubjectConfig("s", groups=("g1",)))
         await world.locator.locate("s")
         world.store.cut("get")
-        assert (await world.locator.locate("s")).routes == [SubjectRoute("g1", "g1-1:1", 1, True, ServerName("", "g1", "g1-a"))]
+        assert (await world.locator.locate("s")).routes == [
+            SubjectRoute("g1", "g1-1:1", 1, True, ServerName("", "g1", "g1-a"))
+        ]
         with pytest.raises(NotConnected):
             await world.locator.locate("other")
 
@@ -132,7 +162,13 @@ async def test_a_group_without_a_master_is_not_connected() -> None:
 
 async def test_a_new_master_and_a_new_route_reach_a_client_without_its_asking() -> None:
     async with running() as world:
-        config = SubjectConfig("o", groups=("g1", "g2"), order=Order.STRICT, logical_partitions=100, fencing=Fencing.LEASE)
+        config = SubjectConfig(
+            "o",
+            groups=("g1", "g2"),
+            order=Order.STRICT,
+            logical_partitions=100,
+            fencing=Fencing.LEASE,
+        )
         await world.create(config)
         client = MetadataCache(world.locator.locate, world.locator.watch)
         first = await client.ordering("o")
@@ -144,30 +180,42 @@ async def test_a_new_master_and_a_new_route_reach_a_client_without_its_asking() 
         await world.store.put(change_key("o", 2), change.encode())
         await world.store.put(route_key("o", 2), next_route(first.route, change).encode())
         await world.store.put(latest_key("o"), b"2")
-        await eventually(lambda: (found := client.book.ordering("o")) is not None and found.route.version == 2)
+        await eventually(
+            lambda: (found := client.book.ordering("o")) is not None and found.route.version == 2
+        )
         await client.close()
 
 
-async def test_when_more_changes_at_once_than_are_remembered_all_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_more_changes_at_once_than_are_remembered_all_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("qmq.meta.watchers.NAMES_MAX", 3)
     async with running() as world:
         pushes = world.locator.watch()
         assert await anext(pushes) == Pushed([], [])
         for number in range(5):
-            await SubjectCatalog(world.store).create(SubjectConfig(f"s{number}", groups=("g1",)), is_placed=True)
+            await SubjectCatalog(world.store).create(
+                SubjectConfig(f"s{number}", groups=("g1",)), is_placed=True
+            )
         await eventually(lambda: len(world.view.subjects()) == 5)
         for number in range(5):
             await _flush_sync(world.store, f"s{number}")
-        await eventually(lambda: all(each.flush is SubjectFlush.SYNC for each in world.view.subjects()))
+        await eventually(
+            lambda: all(each.flush is SubjectFlush.SYNC for each in world.view.subjects())
+        )
         assert (await anext(pushes)).is_gap
         assert await anext(pushes) == Pushed([], [])
-        await SubjectCatalog(world.store).create(SubjectConfig("last", groups=("g1",)), is_placed=True)
+        await SubjectCatalog(world.store).create(
+            SubjectConfig("last", groups=("g1",)), is_placed=True
+        )
         await _flush_sync(world.store, "last")
         assert "last" in (await anext(pushes)).subjects
 
 
 async def _flush_sync(store: CoordinationStore, subject: str) -> None:
-    await SubjectCatalog(store).update(subject, lambda config: replace(config, flush=SubjectFlush.SYNC))
+    await SubjectCatalog(store).update(
+        subject, lambda config: replace(config, flush=SubjectFlush.SYNC)
+    )
 
 
 async def test_every_watch_ends_with_it() -> None:

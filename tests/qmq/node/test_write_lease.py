@@ -54,7 +54,11 @@ class World:
         self.right = WriteLease(self.broker, store, "g", self.clock, lease_ms=lambda: 5000)  # type: ignore[arg-type]
 
     def held(self, lease: int, *, epoch: int = 3, asked_ms: int | None = None) -> None:
-        self.right.held(epoch, Holding(epoch, LeaseId(lease)), self.clock.now_ms if asked_ms is None else asked_ms)
+        self.right.held(
+            epoch,
+            Holding(epoch, LeaseId(lease)),
+            self.clock.now_ms if asked_ms is None else asked_ms,
+        )
 
 
 @pytest.fixture
@@ -75,7 +79,9 @@ async def test_there_is_no_mastership_before_the_store_confirmed_the_lease(it: W
     await eventually(it.right)
 
 
-async def test_the_right_ends_before_the_lease_does_counted_from_before_it_was_asked_for(it: World) -> None:
+async def test_the_right_ends_before_the_lease_does_counted_from_before_it_was_asked_for(
+    it: World,
+) -> None:
     it.held(1)
     await eventually(it.right)
     begin = it.clock.now_ms

@@ -44,8 +44,15 @@ NOTICE, WARNING, CRITICAL = Severity.NOTICE, Severity.WARNING, Severity.CRITICAL
 STUCK = RouteChangeFacts("split", 2, "sealed", NOW_MS - 200_000)
 FULL = group("orders", "billing", progress=(GroupProgress(3, "g1", 0, 0, 0, is_full=True),))
 UNHELD = group("orders", "billing", progress=(GroupProgress(7, "g1", 0, 5, 1_000, is_unheld=True),))
-OLD_UNFLUSHED = StorageFacts(STORAGE.disk_free_bytes, STORAGE.disk_reserved_bytes, 1, 2_000_000, 95_000)
-LOST = broker_group("g1", replica("g1-a"), replica("g1-b", None, is_present=False), replica("g1-c", None, is_present=False))
+OLD_UNFLUSHED = StorageFacts(
+    STORAGE.disk_free_bytes, STORAGE.disk_reserved_bytes, 1, 2_000_000, 95_000
+)
+LOST = broker_group(
+    "g1",
+    replica("g1-a"),
+    replica("g1-b", None, is_present=False),
+    replica("g1-c", None, is_present=False),
+)
 
 ETCD_WELL = (StoreMemberFacts("etcd0:2379", "3.6.5"), StoreMemberFacts("etcd1:2379", "3.5.3"))
 ETCD = (ETCD_WELL[0], StoreMemberFacts("etcd1:2379", failure="no answer within 1 s"))
@@ -58,7 +65,9 @@ FORK = (
 
 CASES: dict[str, Case] = {
     "a metaserver of two": (
-        changed(metaservers=(WELL.metaservers[0], MetaserverFacts("meta1:20880", "connection refused"))),
+        changed(
+            metaservers=(WELL.metaservers[0], MetaserverFacts("meta1:20880", "connection refused"))
+        ),
         None,
         "metaserver-away",
         WARNING,
@@ -72,7 +81,9 @@ CASES: dict[str, Case] = {
         "metaserver meta0:20880 does not answer: timed out",
     ),
     "etcd for one metaserver": (
-        changed(metaservers=(replace(WELL.metaservers[0], store_silent_ms=42_000), WELL.metaservers[1])),
+        changed(
+            metaservers=(replace(WELL.metaservers[0], store_silent_ms=42_000), WELL.metaservers[1])
+        ),
         None,
         "store-silent",
         WARNING,
@@ -93,14 +104,25 @@ CASES: dict[str, Case] = {
         "etcd member etcd1:2379 does not answer: no answer within 1 s",
     ),
     "a member of etcd that one metaserver cannot reach": (
-        changed(metaservers=(replace(WELL.metaservers[0], store_members=ETCD), replace(WELL.metaservers[1], store_members=ETCD_WELL))),
+        changed(
+            metaservers=(
+                replace(WELL.metaservers[0], store_members=ETCD),
+                replace(WELL.metaservers[1], store_members=ETCD_WELL),
+            )
+        ),
         None,
         "store-member-away",
         WARNING,
         "etcd member etcd1:2379 does not answer meta0:20880: no answer within 1 s",
     ),
     "an etcd that may corrupt its data": (
-        changed(metaservers=(replace(WELL.metaservers[0], store_members=(StoreMemberFacts("etcd0:2379", "3.5.2"),)),)),
+        changed(
+            metaservers=(
+                replace(
+                    WELL.metaservers[0], store_members=(StoreMemberFacts("etcd0:2379", "3.5.2"),)
+                ),
+            )
+        ),
         None,
         "store-version",
         WARNING,
@@ -179,7 +201,12 @@ CASES: dict[str, Case] = {
     "a group whose whole replicas are no majority": (
         changed(
             broker_groups=(
-                broker_group("g1", replica("g1-a", "slave"), replica("g1-b", is_whole=False), replica("g1-c", role=None)),
+                broker_group(
+                    "g1",
+                    replica("g1-a", "slave"),
+                    replica("g1-b", is_whole=False),
+                    replica("g1-c", role=None),
+                ),
                 broker_group("g2"),
             )
         ),
@@ -189,7 +216,16 @@ CASES: dict[str, Case] = {
         "broker group g1 elects no master: g1-b may lack entries and has no vote, so all 3 voters are needed",
     ),
     "a master that waits": (
-        changed(broker_groups=(broker_group("g1", replica("g1-a", "master", is_serving=False), replica("g1-b"), replica("g1-c")),)),
+        changed(
+            broker_groups=(
+                broker_group(
+                    "g1",
+                    replica("g1-a", "master", is_serving=False),
+                    replica("g1-b"),
+                    replica("g1-c"),
+                ),
+            )
+        ),
         None,
         "master-not-serving",
         WARNING,
@@ -252,7 +288,9 @@ CASES: dict[str, Case] = {
         "replica g1-c 1.91 MiB are not flushed, the oldest for 1 min 35 s",
     ),
     "a damaged object": (
-        with_replica(storage=replace(STORAGE, damaged_objects=("g1/message/00000000000000000000/000000",))),
+        with_replica(
+            storage=replace(STORAGE, damaged_objects=("g1/message/00000000000000000000/000000",))
+        ),
         None,
         "object-damaged",
         CRITICAL,
@@ -322,7 +360,11 @@ CASES: dict[str, Case] = {
         "subject orders is on g1 only",
     ),
     "a split that hangs": (
-        changed(subjects=(SubjectFacts("orders", "strict", ("g1", "g2"), (), route("g1", "g2", change=STUCK)),)),
+        changed(
+            subjects=(
+                SubjectFacts("orders", "strict", ("g1", "g2"), (), route("g1", "g2", change=STUCK)),
+            )
+        ),
         None,
         "route-change-stuck",
         WARNING,
@@ -374,7 +416,9 @@ CASES: dict[str, Case] = {
         "group billing of orders no consumer reads partition 7, where messages are waiting",
     ),
     "retention that was faster": (
-        changed(groups=(group(progress=(GroupProgress(0, "g1", 10, 0, 0, skipped_messages=3_000),)),)),
+        changed(
+            groups=(group(progress=(GroupProgress(0, "g1", 10, 0, 0, skipped_messages=3_000),)),)
+        ),
         None,
         "retention-overtook",
         WARNING,
@@ -425,7 +469,13 @@ CASES: dict[str, Case] = {
     "too many parked keys": (
         changed(
             groups=(
-                group("orders", "billing", parked_keys=2, parked_messages=17, progress=(GroupProgress(3, "g", 0, 0, 0, is_full=True),)),
+                group(
+                    "orders",
+                    "billing",
+                    parked_keys=2,
+                    parked_messages=17,
+                    progress=(GroupProgress(3, "g", 0, 0, 0, is_full=True),),
+                ),
             )
         ),
         None,
@@ -456,7 +506,11 @@ CASES: dict[str, Case] = {
         "delay group d1 delivers nothing, although it has 40 due messages",
     ),
     "a subject that cannot be delivered to": (
-        changed(delay_groups=(delay_group(troubles=(DelayTroubleFacts("orders", 12, "UnknownSubject"),)),)),
+        changed(
+            delay_groups=(
+                delay_group(troubles=(DelayTroubleFacts("orders", 12, "UnknownSubject"),)),
+            )
+        ),
         None,
         "delay-trouble",
         WARNING,
@@ -478,8 +532,12 @@ def test_the_console_says_each_finding_in_chinese(case: Case) -> None:
     for each in findings(snapshot, previous):
         if each.code == code:
             for text in (each.about, each.what, each.why):
-                said = translated(text, "zh").removesuffix("op:bob may not describe the cluster")  # a server's own words
-                assert said != text or text == f"metaserver {text.split()[-1]}"  # the word is the same in both languages
+                said = translated(text, "zh").removesuffix(
+                    "op:bob may not describe the cluster"
+                )  # a server's own words
+                assert (
+                    said != text or text == f"metaserver {text.split()[-1]}"
+                )  # the word is the same in both languages
                 assert re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", said) is None, said
 
 
@@ -502,7 +560,10 @@ def test_a_replica_that_left_its_group_is_not_missed() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    many = changed(broker_groups=(LOST, broker_group("g2", mode="read-only")), dead_letters=(dead_letters(1, newest_ago_ms=1_000),))
+    many = changed(
+        broker_groups=(LOST, broker_group("g2", mode="read-only")),
+        dead_letters=(dead_letters(1, newest_ago_ms=1_000),),
+    )
     found = [each.severity for each in findings(many)]
     assert found == sorted(found, reverse=True)
     assert {NOTICE, WARNING, CRITICAL} == set(found)
@@ -519,8 +580,12 @@ def test_every_next_command_is_one_that_there_is() -> None:
             command = get_command(app)
             while rest and rest[0] in getattr(command, "commands", {}):
                 command, rest = command.commands[rest[0]], rest[1:]
-            known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
-            assert not getattr(command, "commands", {}) or command.invoke_without_command, each.command
+            known = {option for parameter in command.params for option in parameter.opts} | {
+                "--help"
+            }
+            assert not getattr(command, "commands", {}) or command.invoke_without_command, (
+                each.command
+            )
             assert {word for word in rest if word.startswith("--")} <= known, each.command
 
 
@@ -555,12 +620,23 @@ def test_a_finding_is_json_with_all_that_people_see() -> None:
 
 @pytest.mark.parametrize(
     ("duration_ms", "text"),
-    [(0, "0 ms"), (999, "999 ms"), (1_000, "1 s"), (59_999, "59 s"), (200_000, "3 min 20 s"), (3_600_000, "1 h"), (190_800_000, "2 d 5 h")],
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1_000, "1 s"),
+        (59_999, "59 s"),
+        (200_000, "3 min 20 s"),
+        (3_600_000, "1 h"),
+        (190_800_000, "2 d 5 h"),
+    ],
 )
 def test_durations_are_shown_in_their_largest_unit(duration_ms: int, text: str) -> None:
     assert in_words(duration_ms) == text
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (2048, "2 KiB"), (64 << 20, "64 MiB"), (5 << 50, "5.12e+03 TiB")])
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 bytes"), (2048, "2 KiB"), (64 << 20, "64 MiB"), (5 << 50, "5.12e+03 TiB")],
+)
 def test_sizes_are_shown_in_binary_units(size: int, text: str) -> None:
     assert size_in_words(size) == text

@@ -19,7 +19,9 @@ from qmq.testing.machine import ReplicaMachine
 async def test_a_replica_on_a_full_disk_is_not_called_away(starts: str) -> None:
     """A replica whose files have no spare, as those of release 0.2.0, cannot save its start: it waits, and answers operators."""
     full: set[str] = set()
-    async with TestCluster(brokers=3, delay=False, make_disk=lambda name: FullDisk(lambda: name in full)) as cluster:
+    async with TestCluster(
+        brokers=3, delay=False, make_disk=lambda name: FullDisk(lambda: name in full)
+    ) as cluster:
         mq = cluster.client()
         await mq.send("s", b"1")
         master = cluster.master()
@@ -36,12 +38,22 @@ async def test_a_replica_on_a_full_disk_is_not_called_away(starts: str) -> None:
         if starts != "before":
             await machine.start()
         await cluster.kill(away)
-        wanted = {("disk-full", f"replica {crowded}"), ("replica-away", f"replica {away} of group-1")}
+        wanted = {
+            ("disk-full", f"replica {crowded}"),
+            ("replica-away", f"replica {away} of group-1"),
+        }
         found: set[tuple[str, str]] = set()
         async with asyncio.timeout(60):
             while found != wanted:
                 told = findings(await read_snapshot(mq.metadata))
-                found = {(each.code, each.about) for each in told if each.code in ("disk-full", "replica-away")}
+                found = {
+                    (each.code, each.about)
+                    for each in told
+                    if each.code in ("disk-full", "replica-away")
+                }
                 await asyncio.sleep(0.02)
         (disk,) = [each for each in told if each.code == "disk-full"]
-        assert (disk.severity, disk.what) == (Severity.CRITICAL, "refuses messages: 0 bytes are free, and 64 MiB stay reserved")
+        assert (disk.severity, disk.what) == (
+            Severity.CRITICAL,
+            "refuses messages: 0 bytes are free, and 64 MiB stay reserved",
+        )

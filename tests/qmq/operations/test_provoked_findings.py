@@ -36,7 +36,12 @@ WAIT_S = 30
 ORDERED = SubjectConfig("orders", order=Order.STRICT, logical_partitions=16)
 
 
-async def found(cluster: TestCluster, code: str, previous: ClusterSnapshot | None = None, limits: Thresholds = THRESHOLDS) -> Finding:
+async def found(
+    cluster: TestCluster,
+    code: str,
+    previous: ClusterSnapshot | None = None,
+    limits: Thresholds = THRESHOLDS,
+) -> Finding:
     """Wait for a finding, in real time, after its cause was made."""
     metadata = cluster.client().metadata
     async with asyncio.timeout(WAIT_S):
@@ -59,7 +64,11 @@ async def test_a_group_that_lags_and_one_without_consumers(qmq_cluster: TestClus
     await qmq_cluster.clock.advance(seconds=400)
     held = await slow.pull(1, SOON)
     lag = await found(qmq_cluster, "group-lags")
-    assert (lag.about, lag.severity, lag.command) == ("group slow of flights", Severity.WARNING, "qmq group show flights slow")
+    assert (lag.about, lag.severity, lag.command) == (
+        "group slow of flights",
+        Severity.WARNING,
+        "qmq group show flights slow",
+    )
     assert lag.what.startswith("is behind: 8 messages, the oldest 6 min")
     alone = await found(qmq_cluster, "no-consumers")
     assert alone.about == "group gone of flights"
@@ -88,7 +97,11 @@ async def test_dead_letters_that_grow(qmq_cluster: TestCluster) -> None:
     (message,) = await consumer.pull(1, SOON)
     message.nack(error="it fails")
     dead = await found(qmq_cluster, "dead-letters", before)
-    assert (dead.about, dead.severity, dead.command) == ("dead letters of ops", Severity.WARNING, "qmq dlq show ops")
+    assert (dead.about, dead.severity, dead.command) == (
+        "dead letters of ops",
+        Severity.WARNING,
+        "qmq dlq show ops",
+    )
 
 
 async def test_a_parked_key(qmq_cluster: TestCluster) -> None:
@@ -97,11 +110,16 @@ async def test_a_parked_key(qmq_cluster: TestCluster) -> None:
 
     mq = qmq_cluster.client()
     await mq.metadata.create_subject(ORDERED)
-    consumer = mq.ordered_consumer("orders", "billing", on_failure="park", attempts_max=1, retry_delays_s=(0.0,))
+    consumer = mq.ordered_consumer(
+        "orders", "billing", on_failure="park", attempts_max=1, retry_delays_s=(0.0,)
+    )
     running = asyncio.create_task(consumer.run(handle))
     await mq.send("orders", b"1", key="k")
     parked = await found(qmq_cluster, "parked-keys")
-    assert (parked.about, parked.command) == ("group billing of orders", "qmq dlq list orders billing")
+    assert (parked.about, parked.command) == (
+        "group billing of orders",
+        "qmq dlq list orders billing",
+    )
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -111,7 +129,10 @@ async def test_a_subject_on_one_broker_group_and_a_drained_one(qmq_cluster: Test
     metadata = qmq_cluster.client().metadata
     await metadata.create_subject(SubjectConfig("flights", groups=("group-2",)))
     one = await found(qmq_cluster, "one-broker-group")
-    assert (one.what, one.command) == ("is on group-2 only", "qmq subject place flights --groups group-1,group-2")
+    assert (one.what, one.command) == (
+        "is on group-2 only",
+        "qmq subject place flights --groups group-1,group-2",
+    )
     await metadata.set_group_mode("group-1", "read-only")
     assert (await found(qmq_cluster, "drained")).command == "qmq broker resume group-1"
 
@@ -119,10 +140,14 @@ async def test_a_subject_on_one_broker_group_and_a_drained_one(qmq_cluster: Test
 @pytest.mark.qmq_cluster(brokers=1, groups=2, delay=False)
 async def test_a_split_that_cannot_be_published(qmq_cluster: TestCluster) -> None:
     mq = qmq_cluster.client()
-    await mq.metadata.create_subject(SubjectConfig("orders", groups=("group-2",), order=Order.STRICT, logical_partitions=16))
+    await mq.metadata.create_subject(
+        SubjectConfig("orders", groups=("group-2",), order=Order.STRICT, logical_partitions=16)
+    )
     await mq.send("orders", b"1", key="k")
     heal = qmq_cluster.cut("broker-2", "meta")
-    splitting = asyncio.create_task(mq.metadata.change_route("orders", split=pb.SplitOperation(partition=1, at=[8])))
+    splitting = asyncio.create_task(
+        mq.metadata.change_route("orders", split=pb.SplitOperation(partition=1, at=[8]))
+    )
     metadata = mq.metadata
     async with asyncio.timeout(WAIT_S):
         while not (await metadata.describe_route("orders")).HasField("change"):
@@ -137,7 +162,9 @@ async def test_a_split_that_cannot_be_published(qmq_cluster: TestCluster) -> Non
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
 async def test_a_replica_that_is_killed_and_one_that_is_cut_off(qmq_cluster: TestCluster) -> None:
     master = qmq_cluster.master()
-    one, other = [name for name in qmq_cluster.names if name.startswith("broker") and name != master]
+    one, other = [
+        name for name in qmq_cluster.names if name.startswith("broker") and name != master
+    ]
     heal = qmq_cluster.cut(one, master)
     behind = await found(qmq_cluster, "replica-behind", limits=Thresholds(replica_silent_ms=300))
     assert behind.about == f"replica {one} of group-1"
@@ -172,7 +199,9 @@ async def test_a_broker_group_without_a_majority(qmq_cluster: TestCluster) -> No
 
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
-async def test_a_replica_that_was_not_upgraded(qmq_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_that_was_not_upgraded(
+    qmq_cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slave = next(name for name in ("broker-1", "broker-2") if name != qmq_cluster.master())
     await qmq_cluster.kill(slave)
     with monkeypatch.context() as older:
@@ -190,7 +219,11 @@ async def test_a_metaserver_cut_off_from_the_coordination_store() -> None:
         async with asyncio.timeout(WAIT_S):
             while True:
                 snapshot = await read_snapshot(cluster_client.metadata)
-                silent = [each for each in findings(snapshot, limits=Thresholds(store_silent_ms=500)) if each.code == "store-silent"]
+                silent = [
+                    each
+                    for each in findings(snapshot, limits=Thresholds(store_silent_ms=500))
+                    if each.code == "store-silent"
+                ]
                 if silent:
                     break
                 await asyncio.sleep(0.05)
@@ -198,7 +231,9 @@ async def test_a_metaserver_cut_off_from_the_coordination_store() -> None:
         with_heal()
 
 
-async def test_a_member_of_etcd_that_was_killed_and_a_release_that_may_corrupt_data(tmp_path: Path) -> None:
+async def test_a_member_of_etcd_that_was_killed_and_a_release_that_may_corrupt_data(
+    tmp_path: Path,
+) -> None:
     needs.need_etcd()
     etcd = EtcdCluster(tmp_path / "etcd", 3)
     store = EtcdStore(etcd.endpoints)
@@ -238,7 +273,10 @@ async def test_one_metaserver_of_two_that_does_not_answer(node: Node) -> None:
 
 async def test_a_certificate_that_ends_in_two_days(tmp_path: Path) -> None:
     create_authority(tmp_path)
-    made = [issue(tmp_path, name, kind, hosts, days=2) for name, kind, hosts in (("b0", "node", ("127.0.0.1",)), ("bob", "op", ()))]
+    made = [
+        issue(tmp_path, name, kind, hosts, days=2)
+        for name, kind, hosts in (("b0", "node", ("127.0.0.1",)), ("bob", "op", ()))
+    ]
     server, client = [Tls(tmp_path / "ca.pem", each.cert, each.key) for each in made]
     node = Node(node_config(tmp_path / "node"), network=network_of(server))
     await node.start()
@@ -255,14 +293,18 @@ async def test_a_certificate_that_ends_in_two_days(tmp_path: Path) -> None:
 
 async def test_a_server_that_strangers_may_reach(node: Node) -> None:
     """The server listens on loopback, but describes its process as reachable from outside."""
-    server = MetaServer(node.coordination, node.view, MetaConfig("127.0.0.1", 0), process=process_status("broker-7"))
+    server = MetaServer(
+        node.coordination, node.view, MetaConfig("127.0.0.1", 0), process=process_status("broker-7")
+    )
     await server.start()
     try:
         async with qmq.connect([node.address, server.address]) as mq:
             snapshot = await read_snapshot(mq.metadata)
     finally:
         await server.stop()
-    assert [each.about for each in findings(snapshot) if each.code == "insecure-port"] == [f"metaserver {server.address}"]
+    assert [each.about for each in findings(snapshot) if each.code == "insecure-port"] == [
+        f"metaserver {server.address}"
+    ]
 
 
 class OddDisk(MortalDisk):
@@ -284,7 +326,9 @@ class OddDisk(MortalDisk):
 async def test_a_disk_that_is_nearly_full_and_does_not_flush() -> None:
     gate = threading.Event()
     gate.set()
-    async with TestCluster(delay=False, clock=virtual(), make_disk=lambda _: OddDisk(100 << 20, gate)) as cluster:
+    async with TestCluster(
+        delay=False, clock=virtual(), make_disk=lambda _: OddDisk(100 << 20, gate)
+    ) as cluster:
         mq = cluster.client()
         await mq.send("flights", b"1")
         full = await found(cluster, "disk-full")

@@ -13,7 +13,9 @@ from qmq.operations.snapshot import ClusterSnapshot, GroupProgress, SubjectFacts
 from qmq.operations.snapshot_reading import ClusterRates, rates
 
 
-def look(stored: int, done: int, *, at_ms: int = 0, subject: str = "flights", **fields: Any) -> ClusterSnapshot:
+def look(
+    stored: int, done: int, *, at_ms: int = 0, subject: str = "flights", **fields: Any
+) -> ClusterSnapshot:
     """A subject on g1 with so many messages, of which a group has done so many."""
     progress = (GroupProgress(0, "g1", done, stored - done, 2_000 if stored > done else 0),)
     return replace(
@@ -33,9 +35,19 @@ def test_rates_of_arrivals_and_completions_are_shown() -> None:
     found = rates(look(100, 40), look(300, 140, at_ms=2_000))
     assert figures(found) == (100.0, 50.0)
     (subject,), (consumers,) = found.subjects, found.groups
-    assert (subject.in_per_s, subject.out_per_s, subject.lag_messages, subject.lag_ms, subject.groups) == (100.0, 50.0, 160, 2_000, 1)
+    assert (
+        subject.in_per_s,
+        subject.out_per_s,
+        subject.lag_messages,
+        subject.lag_ms,
+        subject.groups,
+    ) == (100.0, 50.0, 160, 2_000, 1)
     assert (consumers.out_per_s, consumers.lag_messages, consumers.consumers) == (50.0, 160, 2)
-    assert {each.broker_group: each.in_per_s for each in found.broker_groups} == {"g1": 100.0, "g2": 0.0, "d1": None}
+    assert {each.broker_group: each.in_per_s for each in found.broker_groups} == {
+        "g1": 100.0,
+        "g2": 0.0,
+        "d1": None,
+    }
     assert found.over_ms == 2_000
 
 
@@ -56,14 +68,18 @@ def test_a_new_subject_counts_from_zero_and_a_new_group_not_at_all() -> None:
 
 
 def test_a_broker_group_that_returns_causes_no_burst() -> None:
-    away = changed(subjects=(SubjectFacts("flights", "", ("g1",), ()),), groups=(), silent={"g1": "no master"})
+    away = changed(
+        subjects=(SubjectFacts("flights", "", ("g1",), ()),), groups=(), silent={"g1": "no master"}
+    )
     assert figures(rates(earlier(away), look(1_000_000, 0))) == (0.0, 0.0)
     refused = changed(subjects=(), groups=(), missing={"subjects": "timed out"})
     assert figures(rates(earlier(refused), look(1_000_000, 0))) == (0.0, 0.0)
 
 
 def test_a_broker_group_that_falls_silent_takes_nothing_away() -> None:
-    away = changed(subjects=(SubjectFacts("flights", "", ("g1",), ()),), groups=(), silent={"g1": "no master"})
+    away = changed(
+        subjects=(SubjectFacts("flights", "", ("g1",), ()),), groups=(), silent={"g1": "no master"}
+    )
     assert figures(rates(earlier(look(1_000, 0)), away)) == (0.0, 0.0)
 
 

@@ -29,7 +29,9 @@ def codes(snapshot: ClusterSnapshot, previous: ClusterSnapshot | None = None) ->
 @pytest.mark.qmq_cluster(brokers=3, groups=2, delay=3)
 async def test_a_whole_cluster_is_read_and_all_is_well(qmq_cluster: TestCluster) -> None:
     mq = qmq_cluster.client()
-    await mq.metadata.create_subject(SubjectConfig("orders", order=Order.STRICT, logical_partitions=64), partitions=2)
+    await mq.metadata.create_subject(
+        SubjectConfig("orders", order=Order.STRICT, logical_partitions=64), partitions=2
+    )
     await mq.send_many("orders", [b"1", b"2"], keys=["a", "b"])
     await mq.send_many("flights", [b"1", b"2", b"3"])
     await mq.send("flights", b"later", delay=timedelta(days=1))
@@ -38,7 +40,9 @@ async def test_a_whole_cluster_is_read_and_all_is_well(qmq_cluster: TestCluster)
     found = await look(qmq_cluster)
     assert found.is_complete
     assert [(each.failure, each.process is not None) for each in found.metaservers] == [("", True)]
-    assert {each.broker_group: (each.health, len(each.replicas)) for each in found.broker_groups} == {
+    assert {
+        each.broker_group: (each.health, len(each.replicas)) for each in found.broker_groups
+    } == {
         "group-1": ("read-write", 3),
         "group-2": ("read-write", 3),
         "delay": ("read-write", 3),
@@ -82,12 +86,16 @@ async def test_a_lost_broker_group_is_named_and_the_rest_is_read(qmq_cluster: Te
 
 
 @pytest.mark.qmq_cluster(delay=False)
-async def test_a_cluster_without_a_metaserver_is_one_critical_finding(qmq_cluster: TestCluster) -> None:
+async def test_a_cluster_without_a_metaserver_is_one_critical_finding(
+    qmq_cluster: TestCluster,
+) -> None:
     mq = qmq_cluster.client()
     await qmq_cluster.kill("meta")
     found = await read_snapshot(mq.metadata, qmq_cluster.clock)
     assert not found.is_reachable
-    assert [(each.code, each.severity) for each in findings(found)] == [("metaserver-away", Severity.CRITICAL)]
+    assert [(each.code, each.severity) for each in findings(found)] == [
+        ("metaserver-away", Severity.CRITICAL)
+    ]
 
 
 @pytest.mark.qmq_cluster(delay=False)

@@ -17,4 +17,6 @@ def test_the_generated_modules_are_those_of_the_proto_files(tmp_path: Path) -> N
     assert len(generated) == 26
     for path in generated:
         name = path.relative_to(tmp_path)
-        assert path.read_bytes() == (ROOT / name).read_bytes(), f"run scripts/generate: {name} is stale"
+        assert path.read_bytes() == (ROOT / name).read_bytes(), (
+            f"run scripts/generate: {name} is stale"
+        )

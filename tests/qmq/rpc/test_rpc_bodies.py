@@ -15,7 +15,14 @@ from support import node_config, running
 from qmq.errors import QmqError
 from qmq.rpc.channel import abort
 from qmq.rpc.network import NETWORK
-from qmq.rpc.server import RequestBodies, RpcBounds, RpcListener, late_stream, late_unary, rpc_server
+from qmq.rpc.server import (
+    RequestBodies,
+    RpcBounds,
+    RpcListener,
+    late_stream,
+    late_unary,
+    rpc_server,
+)
 from qmq.rpc.strangers import StrangerBounds
 
 LONG_S = 3600.0
@@ -40,7 +47,11 @@ class Echo(grpc.aio.ServerInterceptor):
         async def stream(context: Any) -> AsyncIterator[Any]:
             yield await unary(context)
 
-        return late_stream(handler, stream) if handler.response_streaming else late_unary(handler, unary)
+        return (
+            late_stream(handler, stream)
+            if handler.response_streaming
+            else late_unary(handler, unary)
+        )
 
 
 async def _unused(_: bytes, __: Any) -> bytes:
@@ -51,7 +62,10 @@ async def _unused(_: bytes, __: Any) -> bytes:
 async def echoing(bounds: StrangerBounds, grace_s: float = 0) -> AsyncIterator[grpc.aio.Channel]:
     door = RpcListener(RpcBounds(100, 100))
     server = rpc_server(door, (Echo(RequestBodies(bounds, grace_s)),))
-    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(_unused), "Follow": grpc.unary_stream_rpc_method_handler(_unused)}
+    handlers = {
+        "Ask": grpc.unary_unary_rpc_method_handler(_unused),
+        "Follow": grpc.unary_stream_rpc_method_handler(_unused),
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
     served = await NETWORK.serve(server, "127.0.0.1", 0, door)
     try:
@@ -111,7 +125,18 @@ async def test_a_call_without_a_request_is_refused() -> None:
         assert "the call has no request" in await ended(channel.stream_unary("/t/Ask")(nothing()))
 
 
-@pytest.mark.parametrize("metadata", [(("authorization", "Bearer qmq_made-up"),), (("qmq-server", "other/meta/x"),)])
-async def test_a_metaserver_refuses_a_token_and_a_wrong_name_before_the_request(tmp_path: Path, metadata: Sequence[Any]) -> None:
-    async with running(node_config(tmp_path)) as node, grpc.aio.insecure_channel(node.address) as channel:
-        assert not (await ended(channel.stream_unary("/qmq.v1.Meta/Locate")(unfinished(), metadata=metadata))).startswith("answered")
+@pytest.mark.parametrize(
+    "metadata", [(("authorization", "Bearer qmq_made-up"),), (("qmq-server", "other/meta/x"),)]
+)
+async def test_a_metaserver_refuses_a_token_and_a_wrong_name_before_the_request(
+    tmp_path: Path, metadata: Sequence[Any]
+) -> None:
+    async with (
+        running(node_config(tmp_path)) as node,
+        grpc.aio.insecure_channel(node.address) as channel,
+    ):
+        assert not (
+            await ended(
+                channel.stream_unary("/qmq.v1.Meta/Locate")(unfinished(), metadata=metadata)
+            )
+        ).startswith("answered")

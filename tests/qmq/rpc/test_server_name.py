@@ -37,7 +37,9 @@ NAMES = st.builds(ServerName, PARTS, PARTS, PARTS)
 
 
 @given(NAMES, NAMES)
-def test_a_server_refuses_exactly_those_names_that_contradict_its_own(own: ServerName, meant: ServerName) -> None:
+def test_a_server_refuses_exactly_those_names_that_contradict_its_own(
+    own: ServerName, meant: ServerName
+) -> None:
     pairs = ((own.cluster, meant.cluster), (own.group, meant.group), (own.replica, meant.replica))
     contradicts = any("" not in pair and pair[0] != pair[1] for pair in pairs)
     try:
@@ -82,7 +84,10 @@ class Server:
     async def start(self) -> None:
         door = RpcListener(RpcBounds(100, 100))
         server = rpc_server(door, (NameCheck(always(self.name)),) if self._checks else ())
-        handlers = {"Ask": grpc.unary_unary_rpc_method_handler(self._count), "Follow": grpc.unary_stream_rpc_method_handler(self._stream)}
+        handlers = {
+            "Ask": grpc.unary_unary_rpc_method_handler(self._count),
+            "Follow": grpc.unary_stream_rpc_method_handler(self._stream),
+        }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
         self.served = await NETWORK.serve(server, "127.0.0.1", 0, door)
 
@@ -178,7 +183,10 @@ class Moving:
 
 async def test_a_call_that_another_server_refused_is_repeated_on_a_new_connection() -> None:
     async with serving(A, B) as (a, b):
-        async with Moving(a.address, b.address) as address, NETWORK.channel(address, always(B)) as channel:
+        async with (
+            Moving(a.address, b.address) as address,
+            NETWORK.channel(address, always(B)) as channel,
+        ):
             assert await channel.unary_unary("/t/Ask")(b"", timeout=20) == b"b"
         assert (a.executed, b.executed) == (0, 1)
 
@@ -190,7 +198,11 @@ async def test_blocking_calls_of_spark_go_to_the_meant_server_too() -> None:
 
             def ask() -> bytes:
                 with channel.calling() as found:
-                    return bytes(found.unary_unary("/t/Ask")(b"", timeout=20, metadata=(("qmq-server", B.pack()),)))
+                    return bytes(
+                        found.unary_unary("/t/Ask")(
+                            b"", timeout=20, metadata=(("qmq-server", B.pack()),)
+                        )
+                    )
 
             with pytest.raises(grpc.RpcError):
                 await asyncio.to_thread(ask)
@@ -257,8 +269,14 @@ async def test_a_broker_refuses_data_connections_that_mean_another_replica(tmp_p
         assert cluster
         for meant in (ServerName(cluster, "g1", "g1"), ServerName("", "g1"), ANY_SERVER):
             (await connect(node.data_address, "c", server=meant)).close()
-            (await asyncio.to_thread(BlockingConnection.connect, node.data_address, server=meant)).close()
-        for meant in (ServerName(cluster, "g1", "g2"), ServerName(cluster, "g2"), ServerName("another", "g1", "g1")):
+            (
+                await asyncio.to_thread(BlockingConnection.connect, node.data_address, server=meant)
+            ).close()
+        for meant in (
+            ServerName(cluster, "g1", "g2"),
+            ServerName(cluster, "g2"),
+            ServerName("another", "g1", "g1"),
+        ):
             with pytest.raises(WrongServer, match="broker group g1"):
                 await connect(node.data_address, "c", server=meant)
             with pytest.raises(WrongServer, match="broker group g1"):
@@ -268,9 +286,14 @@ async def test_a_broker_refuses_data_connections_that_mean_another_replica(tmp_p
 async def test_a_client_takes_no_answer_of_another_cluster(tmp_path: Path) -> None:
     async with node_named(tmp_path / "two", "g1") as two:
         async with node_named(tmp_path / "one", "g1") as one:
-            client, spark = MetadataClient([one.address, two.address]), Metadata(f"{one.address},{two.address}", retry_ms=300)
+            client, spark = (
+                MetadataClient([one.address, two.address]),
+                Metadata(f"{one.address},{two.address}", retry_ms=300),
+            )
             assert (await client.cluster()).cluster == one.view.cluster
-            assert (await asyncio.to_thread(spark.cluster))[0].replicas[0].data_address == one.data_address
+            assert (await asyncio.to_thread(spark.cluster))[0].replicas[
+                0
+            ].data_address == one.data_address
         with pytest.raises(NotConnected):
             await client.cluster()
         with pytest.raises(NotConnected):
@@ -279,12 +302,20 @@ async def test_a_client_takes_no_answer_of_another_cluster(tmp_path: Path) -> No
         spark.close()
 
 
-async def test_a_replica_s_control_port_refuses_calls_that_mean_another_replica(tmp_path: Path) -> None:
+async def test_a_replica_s_control_port_refuses_calls_that_mean_another_replica(
+    tmp_path: Path,
+) -> None:
     async with node_named(tmp_path / "node", "g1") as node:
         control = node.view.present("g1")["g1"].control_address
-        for meant, is_refused in ((ServerName("", "g1", "g1"), False), (ServerName("", "g1", "g2"), True), (ANY_SERVER, False)):
+        for meant, is_refused in (
+            (ServerName("", "g1", "g1"), False),
+            (ServerName("", "g1", "g2"), True),
+            (ANY_SERVER, False),
+        ):
             async with NETWORK.channel(control, always(meant)) as channel:
-                call = control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(pb.DescribeReplicaRequest(), timeout=20)
+                call = control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
+                    pb.DescribeReplicaRequest(), timeout=20
+                )
                 if not is_refused:
                     assert (await call).replica == "g1"
                     continue

@@ -89,7 +89,9 @@ def test_attempts_of_one_address_are_slowed_down_and_others_are_not() -> None:
 
 
 def test_ipv6_counts_by_the_network_of_64_bits() -> None:
-    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:2") != network_of("2001:db8:0:1::1")
+    assert (
+        network_of("2001:db8::1") == network_of("2001:db8::ffff:2") != network_of("2001:db8:0:1::1")
+    )
     assert network_of("::ffff:10.0.0.1") == network_of("10.0.0.1")
     assert network_of("fe80::1%eth0") == network_of("fe80::2%eth1")
     assert network_of("unix") == "unix"
@@ -100,7 +102,9 @@ _EVENT = st.tuples(st.sampled_from(["came", "received", "left", "late"]), _WHO, 
 
 
 @given(st.lists(_EVENT, max_size=60))
-def test_any_order_of_events_keeps_the_bounds_and_ends_each_once(events: list[tuple[str, str, int]]) -> None:
+def test_any_order_of_events_keeps_the_bounds_and_ends_each_once(
+    events: list[tuple[str, str, int]],
+) -> None:
     port = Port(places=5, bytes_max=1000, time_s=3)
     present: dict[str, int] = {}
     for what, who, amount in events:

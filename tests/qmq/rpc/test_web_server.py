@@ -35,7 +35,11 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 async def presented(port: int, most: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
     """The certificate that a connection gets. Raises ssl.SSLError, ConnectionError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode, context.maximum_version = False, ssl.CERT_NONE, most
+    context.check_hostname, context.verify_mode, context.maximum_version = (
+        False,
+        ssl.CERT_NONE,
+        most,
+    )
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
         found: bytes = writer.get_extra_info("ssl_object").getpeercert(True)
@@ -55,7 +59,13 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 async def port(files: tuple[Path, Path]) -> AsyncIterator[int]:
-    server = WebServer(Starlette(), "127.0.0.1", 0, requests_max=10, certificate=ServedCertificate(files[0], files[1]))
+    server = WebServer(
+        Starlette(),
+        "127.0.0.1",
+        0,
+        requests_max=10,
+        certificate=ServedCertificate(files[0], files[1]),
+    )
     yield await server.start()
     await server.stop()
 
@@ -72,7 +82,14 @@ async def test_handshakes_take_places_in_the_budget_of_their_port() -> None:
     strangers, protocol = Strangers(StrangerBounds(places=10), time.monotonic), Silent()
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
-    listener = TlsListener(listening, lambda: protocol, None, lambda: None, ignored, bounds=HandshakeBounds(strangers=strangers))
+    listener = TlsListener(
+        listening,
+        lambda: protocol,
+        None,
+        lambda: None,
+        ignored,
+        bounds=HandshakeBounds(strangers=strangers),
+    )
     _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     await eventually(lambda: len(strangers) == 1 and not listener.handshakes)
     writer.close()
@@ -86,7 +103,9 @@ async def test_tls_1_2_is_refused(port: int) -> None:
         await presented(port, ssl.TLSVersion.TLSv1_2)
 
 
-def test_a_replaced_certificate_is_used_when_its_key_is_there(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_replaced_certificate_is_used_when_its_key_is_there(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
     served = ServedCertificate(*files)
     first = handshake(served.server_context())
     cert, key = certificate(tmp_path / "second")
@@ -101,7 +120,9 @@ def test_a_replaced_certificate_is_used_when_its_key_is_there(files: tuple[Path,
     assert handshake(served.server_context()) != first
 
 
-def test_files_that_cannot_be_used_are_logged_once(files: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_cannot_be_used_are_logged_once(
+    files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     served = ServedCertificate(*files)
     files[0].write_text("no certificate")
     for _ in range(3):
@@ -114,7 +135,10 @@ def handshake(server: ssl.SSLContext) -> bytes:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
+    ends = (
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
     for each in (*ends, *ends):
         try:
             each.do_handshake()
@@ -165,7 +189,14 @@ class Served:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.site = Site()
-        self.server = WebServer(self.site, "127.0.0.1", 0, requests_max=20, strangers_bytes_max=300_000, now_s=lambda: self.now_s)
+        self.server = WebServer(
+            self.site,
+            "127.0.0.1",
+            0,
+            requests_max=20,
+            strangers_bytes_max=300_000,
+            now_s=lambda: self.now_s,
+        )
         self.port = 0
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -217,7 +248,9 @@ async def test_unfinished_bodies_of_strangers_are_bounded_together(served: Serve
     assert (await served.ask()).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_body_in_chunks_beside_a_content_length_counts_as_it_arrives(served: Served) -> None:
+async def test_a_body_in_chunks_beside_a_content_length_counts_as_it_arrives(
+    served: Served,
+) -> None:
     head = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 10\r\ntransfer-encoding: chunked\r\n\r\n"
     chunk = b"%x\r\n%b\r\n" % (50_000, bytes(50_000))
     assert await ended(await served.open(head + 8 * chunk))
@@ -245,7 +278,9 @@ async def held(served: Served, path: str, count: int) -> list[asyncio.StreamRead
     return readers
 
 
-async def test_a_principal_with_all_places_makes_room_with_its_oldest_request(served: Served) -> None:
+async def test_a_principal_with_all_places_makes_room_with_its_oldest_request(
+    served: Served,
+) -> None:
     readers = await held(served, "/known/slow", 20)
     assert (await served.ask("/known/other")).startswith(b"HTTP/1.1 200")
     assert await readers[0].readline() == b"HTTP/1.1 503 Service Unavailable\r\n"

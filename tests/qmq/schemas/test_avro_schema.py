@@ -13,7 +13,9 @@ from qmq.schemas.field_types import Field, ListOf, MapOf, Scalar, Struct
 
 
 def of(kind: Any, **more: Any) -> Struct:
-    return parse(json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind, **more}]}))
+    return parse(
+        json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind, **more}]})
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,14 +41,27 @@ def test_each_type_has_its_column(node: Any, kind: object) -> None:
 
 
 def test_a_field_with_a_default_is_not_required() -> None:
-    assert of(["null", "string"], default=None) == Struct((Field("a", Scalar.STRING, is_nullable=True),))
+    assert of(["null", "string"], default=None) == Struct(
+        (Field("a", Scalar.STRING, is_nullable=True),)
+    )
 
 
 def test_a_named_type_is_used_again_by_its_name() -> None:
-    money = {"type": "record", "name": "Money", "namespace": "shop", "fields": [{"name": "cents", "type": "long"}]}
-    fields = [{"name": "a", "type": money}, {"name": "b", "type": "Money"}, {"name": "c", "type": "shop.Money"}]
+    money = {
+        "type": "record",
+        "name": "Money",
+        "namespace": "shop",
+        "fields": [{"name": "cents", "type": "long"}],
+    }
+    fields = [
+        {"name": "a", "type": money},
+        {"name": "b", "type": "Money"},
+        {"name": "c", "type": "shop.Money"},
+    ]
     found = parse(json.dumps({"type": "record", "name": "R", "fields": fields}))
-    assert {each.type for each in found.fields} == {Struct((Field("cents", Scalar.LONG, is_required=True),))}
+    assert {each.type for each in found.fields} == {
+        Struct((Field("cents", Scalar.LONG, is_required=True),))
+    }
 
 
 @pytest.mark.parametrize(

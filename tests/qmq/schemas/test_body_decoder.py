@@ -25,8 +25,17 @@ def values(found: Any) -> tuple[Any, ...]:
 
 
 def test_a_body_becomes_its_fields_and_other_fields_are_left_out() -> None:
-    decode = json_decoder({"id": {"type": "integer"}, "at": {"type": "string", "format": "date-time"}, "class": {"type": "string"}}, "id")
-    assert values(decode(b'{"id": 7, "at": "2026-11-27T00:00:00Z", "more": [1], "class": "x"}')) == (
+    decode = json_decoder(
+        {
+            "id": {"type": "integer"},
+            "at": {"type": "string", "format": "date-time"},
+            "class": {"type": "string"},
+        },
+        "id",
+    )
+    assert values(
+        decode(b'{"id": 7, "at": "2026-11-27T00:00:00Z", "more": [1], "class": "x"}')
+    ) == (
         7,
         datetime(2026, 11, 27, tzinfo=UTC),
         "x",
@@ -51,19 +60,28 @@ def test_a_body_becomes_its_fields_and_other_fields_are_left_out() -> None:
 )
 def test_a_body_that_does_not_fit_is_refused_with_the_reason(body: bytes, says: str) -> None:
     stamp = {"type": "string", "format": "date-time"}
-    fields = {"id": {"type": "integer", "format": "int32"}, "big": {"type": "integer"}, "at": stamp, "s": {"type": "string"}}
+    fields = {
+        "id": {"type": "integer", "format": "int32"},
+        "big": {"type": "integer"},
+        "at": stamp,
+        "s": {"type": "string"},
+    }
     with pytest.raises(Exception, match=says):
         json_decoder(fields, "id")(body)
 
 
 def avro(*fields: dict[str, Any]) -> DeclaredSchema:
-    return DeclaredSchema(SchemaFormat.AVRO, json.dumps({"type": "record", "name": "Order", "fields": fields}))
+    return DeclaredSchema(
+        SchemaFormat.AVRO, json.dumps({"type": "record", "name": "Order", "fields": fields})
+    )
 
 
 def datum(schema: DeclaredSchema, value: Any, *, is_single: bool) -> bytes:
     parsed, stream = fastavro.parse_schema(json.loads(schema.text)), io.BytesIO()
     if is_single:
-        print_ = fastavro.schema.fingerprint(fastavro.schema.to_parsing_canonical_form(parsed), "CRC-64-AVRO")
+        print_ = fastavro.schema.fingerprint(
+            fastavro.schema.to_parsing_canonical_form(parsed), "CRC-64-AVRO"
+        )
         stream.write(b"\xc3\x01" + bytes.fromhex(print_))
     fastavro.schemaless_writer(stream, parsed, value)
     return stream.getvalue()
@@ -89,7 +107,10 @@ def test_an_avro_body_is_read_by_the_version_that_wrote_it_and_shown_by_the_newe
     first, second = avro(ID), avro(WIDE, NOTE)
     decode = decoder_of([first, second])
     assert values(decode(datum(first, {"id": 7}, is_single=True))) == (7, None)
-    assert values(decode(datum(second, {"id": 1 << 40, "note": "x"}, is_single=True))) == (1 << 40, "x")
+    assert values(decode(datum(second, {"id": 1 << 40, "note": "x"}, is_single=True))) == (
+        1 << 40,
+        "x",
+    )
     assert values(decode(datum(second, {"id": 8, "note": None}, is_single=False))) == (8, None)
 
 
@@ -101,8 +122,17 @@ def test_avro_values_of_logical_types_are_what_columns_hold() -> None:
         {"name": "raw", "type": "bytes"},
     )
     at, on = datetime(2026, 11, 27, 1, 2, 3, tzinfo=UTC), date(2026, 11, 27)
-    body = datum(schema, {"at": at, "on": on, "id": "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "raw": b"\x00"}, is_single=True)
-    assert values(decoder_of([schema])(body)) == (at, on, "6ba7b810-9dad-11d1-80b4-00c04fd430c8", b"\x00")
+    body = datum(
+        schema,
+        {"at": at, "on": on, "id": "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "raw": b"\x00"},
+        is_single=True,
+    )
+    assert values(decoder_of([schema])(body)) == (
+        at,
+        on,
+        "6ba7b810-9dad-11d1-80b4-00c04fd430c8",
+        b"\x00",
+    )
 
 
 @pytest.mark.parametrize("body", [b"", b"\x0e\x00\x00", b"\xff"])

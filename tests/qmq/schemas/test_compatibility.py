@@ -18,7 +18,11 @@ FLOAT = {"type": "number", "format": "float"}
 DOUBLE = {"type": "number"}
 
 
-def schema(properties: dict[str, Any], required: tuple[str, ...] = (), mode: Compatibility = Compatibility.BACKWARD) -> DeclaredSchema:
+def schema(
+    properties: dict[str, Any],
+    required: tuple[str, ...] = (),
+    mode: Compatibility = Compatibility.BACKWARD,
+) -> DeclaredSchema:
     text = json.dumps({"type": "object", "properties": properties, "required": required})
     return DeclaredSchema(SchemaFormat.JSON_SCHEMA, text, mode, version=1)
 
@@ -52,12 +56,26 @@ B, F = Compatibility.BACKWARD, Compatibility.FORWARD
         (({"a": FLOAT},), ({"a": DOUBLE},), "forward"),
         (({"a": LONG},), ({"a": DOUBLE},), "backward, forward"),
         (({"a": STRING},), ({"a": LONG},), "backward, forward"),
-        (({"a": {"type": "array", "items": INT}},), ({"a": {"type": "array", "items": LONG}},), "forward"),
-        (({"a": {"type": "array", "items": NULLABLE}},), ({"a": {"type": "array", "items": STRING}},), "backward"),
-        (({"a": {"properties": {"b": INT}}},), ({"a": {"properties": {"b": STRING}}},), "backward, forward"),
+        (
+            ({"a": {"type": "array", "items": INT}},),
+            ({"a": {"type": "array", "items": LONG}},),
+            "forward",
+        ),
+        (
+            ({"a": {"type": "array", "items": NULLABLE}},),
+            ({"a": {"type": "array", "items": STRING}},),
+            "backward",
+        ),
+        (
+            ({"a": {"properties": {"b": INT}}},),
+            ({"a": {"properties": {"b": STRING}}},),
+            "backward, forward",
+        ),
     ],
 )
-def test_a_version_is_refused_where_its_bodies_or_its_readers_break(old: tuple[Any, ...], new: tuple[Any, ...], refused: str) -> None:
+def test_a_version_is_refused_where_its_bodies_or_its_readers_break(
+    old: tuple[Any, ...], new: tuple[Any, ...], refused: str
+) -> None:
     found = refusals(old, new)
     assert ", ".join(each.value for each in (B, F) if each in found) == refused
     assert (Compatibility.FULL in found) is bool(refused)
@@ -70,13 +88,26 @@ def test_the_error_names_the_field_and_says_what_to_do() -> None:
         "field 'a.b' changes from int to string: give the field another name"
         in refusals((inner,), ({"a": {"properties": {"b": STRING}}},))[B]
     )
-    assert "field 'b' is new and required: make it optional" in refusals(({"a": STRING},), ({"a": STRING, "b": STRING}, ("b",)))[B]
-    assert "field 'a' becomes required: leave it optional" in refusals(({"a": STRING},), ({"a": STRING}, ("a",)))[B]
-    assert "field 'b' is required before and gone: keep it" in refusals(({"a": STRING, "b": STRING}, ("b",)), ({"a": STRING},))[F]
+    assert (
+        "field 'b' is new and required: make it optional"
+        in refusals(({"a": STRING},), ({"a": STRING, "b": STRING}, ("b",)))[B]
+    )
+    assert (
+        "field 'a' becomes required: leave it optional"
+        in refusals(({"a": STRING},), ({"a": STRING}, ("a",)))[B]
+    )
+    assert (
+        "field 'b' is required before and gone: keep it"
+        in refusals(({"a": STRING, "b": STRING}, ("b",)), ({"a": STRING},))[F]
+    )
 
 
 def test_the_format_stays_unless_compatibility_is_given_up() -> None:
-    avro = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "string", "default": ""}]})
+    avro = json.dumps(
+        {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string", "default": ""}]}
+    )
     with pytest.raises(IncompatibleSchema, match="cannot be replaced by avro"):
         require("orders", schema({"a": STRING}), DeclaredSchema(SchemaFormat.AVRO, avro))
-    require("orders", schema({"a": STRING}), DeclaredSchema(SchemaFormat.AVRO, avro, Compatibility.NONE))
+    require(
+        "orders", schema({"a": STRING}), DeclaredSchema(SchemaFormat.AVRO, avro, Compatibility.NONE)
+    )

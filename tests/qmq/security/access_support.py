@@ -44,7 +44,9 @@ class Papers:
         self.server = self.of("broker0", "node", HOST, "localhost")
         self.client = self.of("orders", "app")
 
-    def of(self, name: str, kind: str, *hosts: str, now: datetime | None = None, days: int = 7) -> Tls:
+    def of(
+        self, name: str, kind: str, *hosts: str, now: datetime | None = None, days: int = 7
+    ) -> Tls:
         made = issue(self.folder, name, kind, hosts, now=now, days=days)
         return Tls(self.folder / "ca.pem", made.cert, made.key)
 
@@ -54,9 +56,14 @@ class Papers:
 
 
 @asynccontextmanager
-async def secured(folder: Path, tls: Tls, clock: FakeClock | None = None, hello_timeout_ms: int = 10_000) -> AsyncIterator[Node]:
+async def secured(
+    folder: Path, tls: Tls, clock: FakeClock | None = None, hello_timeout_ms: int = 10_000
+) -> AsyncIterator[Node]:
     network = TlsNetwork(Credentials(tls, clock or FakeClock()))
-    node = Node(node_config(folder, delay=True, broker=BrokerConfig(hello_timeout_ms=hello_timeout_ms)), network=network)
+    node = Node(
+        node_config(folder, delay=True, broker=BrokerConfig(hello_timeout_ms=hello_timeout_ms)),
+        network=network,
+    )
     await node.start()
     try:
         yield node
@@ -103,7 +110,9 @@ WRONG_SERVERS = {
 
 def wrong_server(what: str, folder: Path, papers: Papers) -> Tls:
     makers: dict[str, Callable[[], Tls]] = {
-        "another authority's": lambda: replace(Papers(folder / "strange").server, ca=papers.server.ca),
+        "another authority's": lambda: replace(
+            Papers(folder / "strange").server, ca=papers.server.ca
+        ),
         "expired": lambda: papers.of("expired", "node", HOST, now=AGO),
         "not yet valid": lambda: papers.of("early", "node", HOST, now=LATER),
         "another name": lambda: papers.of("elsewhere", "node", "broker9.example"),
@@ -123,7 +132,9 @@ async def node_with(folder: Path, tls: Tls) -> AsyncIterator[dict[str, str]]:
         yield {
             "data": node.data_address,
             "metaserver": node.address,
-            "broker control": next(iter(node.view.replicas(node.config.broker.name).values())).control_address,
+            "broker control": next(
+                iter(node.view.replicas(node.config.broker.name).values())
+            ).control_address,
             "metrics": f"127.0.0.1:{node.metrics.port}",
         }
     finally:
@@ -149,7 +160,15 @@ class Cluster(NamedTuple):
         async with qmq.connect(self.node.address, token=await self.token(principal)) as mq:
             yield mq
 
-    async def allow(self, principal: str, operations: str, kind: str, pattern: str = "*", *, is_deny: bool = False) -> str:
+    async def allow(
+        self,
+        principal: str,
+        operations: str,
+        kind: str,
+        pattern: str = "*",
+        *,
+        is_deny: bool = False,
+    ) -> str:
         named = [] if operations == "*" else operations.split(",")
         rule = await self.admin.access.put_rule(principal, named, kind, pattern, is_deny=is_deny)
         await eventually(lambda: rule.id in self.node.view.access.rules)
@@ -161,9 +180,15 @@ class Cluster(NamedTuple):
 
 @asynccontextmanager
 async def guarded(
-    tmp_path: Path, mode: str = "enforce", *, delay: bool = False, access: AccessConfig | None = None
+    tmp_path: Path,
+    mode: str = "enforce",
+    *,
+    delay: bool = False,
+    access: AccessConfig | None = None,
 ) -> AsyncIterator[Cluster]:
-    config: NodeConfig = replace(node_config(tmp_path, delay=delay), access=access or AccessConfig())
+    config: NodeConfig = replace(
+        node_config(tmp_path, delay=delay), access=access or AccessConfig()
+    )
     async with running(config) as node:
         async with qmq.connect(node.address) as first:
             made = await first.access.create_token(ADMIN)
@@ -183,7 +208,9 @@ Rights = frozenset[Right]
 
 
 SERVICES = {
-    each.full_name: each for file in (meta_pb2, access_pb2, control_pb2, delay_pb2) for each in file.DESCRIPTOR.services_by_name.values()
+    each.full_name: each
+    for file in (meta_pb2, access_pb2, control_pb2, delay_pb2)
+    for each in file.DESCRIPTOR.services_by_name.values()
 }
 
 
@@ -210,7 +237,9 @@ class Tokens:
 
     async def elsewhere(self) -> str:
         """All rights on other things."""
-        self._elsewhere = self._elsewhere or await self.of(frozenset(each for each in ALL if each[0] != "cluster"), "u.*")
+        self._elsewhere = self._elsewhere or await self.of(
+            frozenset(each for each in ALL if each[0] != "cluster"), "u.*"
+        )
         return self._elsewhere
 
 
@@ -228,7 +257,9 @@ async def addresses(cluster: Cluster, service: str) -> list[tuple[str, str]]:
         return [(cluster.node.address, "")]
     groups = (await cluster.admin.metadata.cluster()).groups
     found = [
-        (each.replicas[0].control_address, each.replicas[0].data_address) for each in groups if each.is_delay or "Delay" not in service
+        (each.replicas[0].control_address, each.replicas[0].data_address)
+        for each in groups
+        if each.is_delay or "Delay" not in service
     ]
     assert found
     return found
@@ -247,10 +278,20 @@ CLAIMS = {"iss": ISSUER, "aud": "qmq", "sub": "orders", "exp": NOW_MS // 1000 + 
 
 
 def jwks(**keys: Any) -> bytes:
-    kinds = {"EC": jwt.algorithms.ECAlgorithm, "RS": jwt.algorithms.RSAAlgorithm, "Ed": jwt.algorithms.OKPAlgorithm}
+    kinds = {
+        "EC": jwt.algorithms.ECAlgorithm,
+        "RS": jwt.algorithms.RSAAlgorithm,
+        "Ed": jwt.algorithms.OKPAlgorithm,
+    }
     found = []
     for name, key in keys.items():
-        kind = kinds["RS" if isinstance(key, rsa.RSAPrivateKey) else "Ed" if isinstance(key, ed25519.Ed25519PrivateKey) else "EC"]
+        kind = kinds[
+            "RS"
+            if isinstance(key, rsa.RSAPrivateKey)
+            else "Ed"
+            if isinstance(key, ed25519.Ed25519PrivateKey)
+            else "EC"
+        ]
         found.append({**json.loads(kind.to_jwk(key.public_key())), "kid": name, "use": "sig"})
     return json.dumps({"keys": found}).encode()
 

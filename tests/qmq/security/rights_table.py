@@ -15,7 +15,15 @@ from typing import Any, Final
 
 import qmq
 from qmq.broker.dispatch.lanes import FIRST_SESSION
-from qmq.errors import InvalidArgument, InvalidName, QmqError, UnknownConsumer, UnknownGroup, UnknownPartition, UnknownSubject
+from qmq.errors import (
+    InvalidArgument,
+    InvalidName,
+    QmqError,
+    UnknownConsumer,
+    UnknownGroup,
+    UnknownPartition,
+    UnknownSubject,
+)
 from qmq.model import DEAD_LETTERS
 from qmq.proto.v1 import access_pb2 as access
 from qmq.proto.v1 import control_pb2 as control
@@ -32,19 +40,32 @@ Right = tuple[str, str]
 Choice = frozenset[Right]
 
 OPERATIONS: Final = {
-    "subject": ("produce", "consume", "browse", "describe", "create", "delete", "configure", "reshard"),
+    "subject": (
+        "produce",
+        "consume",
+        "browse",
+        "describe",
+        "create",
+        "delete",
+        "configure",
+        "reshard",
+    ),
     "group": ("produce", "consume", "browse", "describe", "delete", "configure"),
     "cluster": ("browse", "describe", "operate", "administer"),
     "namespace": ("administer",),
 }
-ALL: Final = frozenset((kind, each) for kind, operations in OPERATIONS.items() for each in operations)
+ALL: Final = frozenset(
+    (kind, each) for kind, operations in OPERATIONS.items() for each in operations
+)
 NAMESPACE: Final = "t."
 """All names that the principals have rights on begin with this."""
 
 
 def any_of(*rights: str) -> Choice:
     """One of these rights, each as "kind operation"."""
-    return frozenset((kind, operation) for kind, _, operation in (each.partition(" ") for each in rights))
+    return frozenset(
+        (kind, operation) for kind, _, operation in (each.partition(" ") for each in rights)
+    )
 
 
 def describing(*kinds: str) -> Choice:
@@ -71,7 +92,10 @@ class World:
 
     async def make(self) -> None:
         """Create what is not used up."""
-        await self.mq.metadata.create_subject(qmq.SubjectConfig(self.ordered, order=qmq.Order.STRICT, logical_partitions=64), partitions=1)
+        await self.mq.metadata.create_subject(
+            qmq.SubjectConfig(self.ordered, order=qmq.Order.STRICT, logical_partitions=64),
+            partitions=1,
+        )
         await self.mq.send(self.subject, b"body")
         consumer = self.mq.consumer(self.subject, group=self.group, start="earliest")
         self.message_id = str((await anext(consumer)).id)
@@ -80,7 +104,9 @@ class World:
         await self.mq.send(self.ordered, b"body", key="k")
         await (await anext(ordered)).ack_sync()
         await ordered.close()
-        self.route_version = int((await self.mq.metadata.describe_route(self.ordered)).route.version)
+        self.route_version = int(
+            (await self.mq.metadata.describe_route(self.ordered)).route.version
+        )
 
     def name(self) -> str:
         """A name that nothing has."""
@@ -97,7 +123,9 @@ class World:
         return str(found)
 
     async def rule(self) -> str:
-        return str((await self.mq.access.put_rule("app:else", ["produce"], "subject", self.name())).id)
+        return str(
+            (await self.mq.access.put_rule("app:else", ["produce"], "subject", self.name())).id
+        )
 
     async def token(self) -> str:
         return str((await self.mq.access.create_token(f"app:{self.name()}")).info.id)
@@ -107,15 +135,24 @@ class World:
 
     def batch(self) -> bytes:
         envelope, region = encode(
-            self.subject.encode(), Columns([b"x"]), producer_id=1 + next(self._number), batch_sequence=0, create_time_ms=1, flags=0
+            self.subject.encode(),
+            Columns([b"x"]),
+            producer_id=1 + next(self._number),
+            batch_sequence=0,
+            create_time_ms=1,
+            flags=0,
         )
         return bytes(envelope) + bytes(region)
 
     def attach(self) -> bytes:
-        return wire.Attach(self.subject, 0, self.group, self.name(), "i", -1, "earliest", 30_000, [], []).pack()
+        return wire.Attach(
+            self.subject, 0, self.group, self.name(), "i", -1, "earliest", 30_000, [], []
+        ).pack()
 
     def lane_attach(self) -> bytes:
-        return wire.LaneAttach(self.ordered, 1, self.group, self.name(), "i", 0, 64, 1, 0, 30_000).pack()
+        return wire.LaneAttach(
+            self.ordered, 1, self.group, self.name(), "i", 0, 64, 1, 0, 30_000
+        ).pack()
 
 
 Ask = Callable[[World], Any]
@@ -167,94 +204,238 @@ SEES_GROUP: Final = (describing("group"),)
 
 META: Final[list[tuple[str, Row]]] = [
     ("Locate", Row(named(meta.LocateRequest), SEES_SUBJECT)),
-    ("Locate", Row(lambda w: meta.LocateRequest(subject=w.name(), create_if_missing=True), on("subject", "create"))),
+    (
+        "Locate",
+        Row(
+            lambda w: meta.LocateRequest(subject=w.name(), create_if_missing=True),
+            on("subject", "create"),
+        ),
+    ),
     ("Watch", Row(lambda _: meta.WatchRequest())),
-    ("CreateSubject", Row(lambda w: meta.CreateSubjectRequest(settings=meta.SubjectSettings(name=w.name())), on("subject", "create"))),
+    (
+        "CreateSubject",
+        Row(
+            lambda w: meta.CreateSubjectRequest(settings=meta.SubjectSettings(name=w.name())),
+            on("subject", "create"),
+        ),
+    ),
     (
         "PlaceSubject",
-        Row(lambda w: meta.PlaceSubjectRequest(subject=w.subject, broker_groups=[w.broker_group]), on("subject", "configure")),
+        Row(
+            lambda w: meta.PlaceSubjectRequest(subject=w.subject, broker_groups=[w.broker_group]),
+            on("subject", "configure"),
+        ),
     ),
-    ("SetSubjectFlush", Row(named(meta.SetSubjectFlushRequest, flush="sync"), on("subject", "configure"))),
-    ("AlterSubject", Row(named(meta.AlterSubjectRequest, retention_ms=3_600_000), on("subject", "configure"))),
+    (
+        "SetSubjectFlush",
+        Row(named(meta.SetSubjectFlushRequest, flush="sync"), on("subject", "configure")),
+    ),
+    (
+        "AlterSubject",
+        Row(named(meta.AlterSubjectRequest, retention_ms=3_600_000), on("subject", "configure")),
+    ),
     (
         "SetSubjectSchema",
-        Row(named(meta.SetSubjectSchemaRequest, format="json-schema", text=SCHEMA, dry_run=True), on("subject", "configure")),
+        Row(
+            named(meta.SetSubjectSchemaRequest, format="json-schema", text=SCHEMA, dry_run=True),
+            on("subject", "configure"),
+        ),
     ),
     ("ListSubjectSchemas", Row(named(meta.ListSubjectSchemasRequest), SEES_SUBJECT)),
-    ("DeleteSubjectSchemas", Row(named(meta.DeleteSubjectSchemasRequest), on("subject", "configure"))),
+    (
+        "DeleteSubjectSchemas",
+        Row(named(meta.DeleteSubjectSchemasRequest), on("subject", "configure")),
+    ),
     (
         "DeleteSubject",
-        Row(lambda w: fresh(w.new_subject(), lambda name: control.DropSubjectRequest(subject=name)), on("subject", "delete")),
+        Row(
+            lambda w: fresh(w.new_subject(), lambda name: control.DropSubjectRequest(subject=name)),
+            on("subject", "delete"),
+        ),
     ),
-    ("PurgeSubject", Row(lambda w: fresh(w.new_subject(), lambda name: control.DropSubjectRequest(subject=name)), on("subject", "delete"))),
-    ("DeleteDeadLetters", Row(lambda w: control.DropSubjectRequest(subject=DEAD_LETTERS + w.group), on("group", "delete"), UnknownSubject)),
-    ("ListSubjects", Row(lambda _: meta.ListSubjectsRequest(), (describing("subject", "cluster"),), is_shown=lambda a: bool(a.subjects))),
+    (
+        "PurgeSubject",
+        Row(
+            lambda w: fresh(w.new_subject(), lambda name: control.DropSubjectRequest(subject=name)),
+            on("subject", "delete"),
+        ),
+    ),
+    (
+        "DeleteDeadLetters",
+        Row(
+            lambda w: control.DropSubjectRequest(subject=DEAD_LETTERS + w.group),
+            on("group", "delete"),
+            UnknownSubject,
+        ),
+    ),
+    (
+        "ListSubjects",
+        Row(
+            lambda _: meta.ListSubjectsRequest(),
+            (describing("subject", "cluster"),),
+            is_shown=lambda a: bool(a.subjects),
+        ),
+    ),
     ("DescribeGroups", Row(in_group(control.DescribeGroupsRequest), SEES_GROUP)),
     (
         "DescribeGroups",
-        Row(named(control.DescribeGroupsRequest), (describing("group", "cluster"),), is_shown=lambda a: bool(a.groups)),
+        Row(
+            named(control.DescribeGroupsRequest),
+            (describing("group", "cluster"),),
+            is_shown=lambda a: bool(a.groups),
+        ),
     ),
     ("ResetGroup", Row(in_group(control.ResetGroupRequest, earliest=True), CONSUMING)),
-    ("DeleteGroup", Row(lambda w: control.DeleteGroupRequest(subject=w.subject, group=w.name()), on("group", "delete"), UnknownGroup)),
-    ("SetGroupSettings", Row(in_group(meta.SetGroupSettingsRequest, attempts_max=5), on("group", "configure"))),
+    (
+        "DeleteGroup",
+        Row(
+            lambda w: control.DeleteGroupRequest(subject=w.subject, group=w.name()),
+            on("group", "delete"),
+            UnknownGroup,
+        ),
+    ),
+    (
+        "SetGroupSettings",
+        Row(in_group(meta.SetGroupSettingsRequest, attempts_max=5), on("group", "configure")),
+    ),
     ("DescribeGroupSettings", Row(in_group(meta.DescribeGroupSettingsRequest), SEES_GROUP)),
-    ("DescribeGroupSettings", Row(lambda _: meta.DescribeGroupSettingsRequest(), (SEES_CLUSTER,), InvalidName)),
+    (
+        "DescribeGroupSettings",
+        Row(lambda _: meta.DescribeGroupSettingsRequest(), (SEES_CLUSTER,), InvalidName),
+    ),
     (
         "SetPause",
         Row(
-            lambda w: meta.SetPauseRequest(pause=meta.Pause(kind="group", subject=w.subject, group=w.group), is_paused=True),
+            lambda w: meta.SetPauseRequest(
+                pause=meta.Pause(kind="group", subject=w.subject, group=w.group), is_paused=True
+            ),
             on("group", "configure"),
         ),
     ),
-    ("SetPause", Row(lambda w: meta.SetPauseRequest(pause=meta.Pause(kind="client", name=w.name()), is_paused=True), (OPERATES,))),
+    (
+        "SetPause",
+        Row(
+            lambda w: meta.SetPauseRequest(
+                pause=meta.Pause(kind="client", name=w.name()), is_paused=True
+            ),
+            (OPERATES,),
+        ),
+    ),
     (
         "ListPauses",
-        Row(lambda _: meta.ListPausesRequest(), (describing("group", "cluster"),), is_shown=lambda a: any(p.group for p in a.pauses)),
+        Row(
+            lambda _: meta.ListPausesRequest(),
+            (describing("group", "cluster"),),
+            is_shown=lambda a: any(p.group for p in a.pauses),
+        ),
     ),
-    ("ListPauses", Row(lambda _: meta.ListPausesRequest(), (SEES_CLUSTER,), is_shown=lambda a: any(not p.group for p in a.pauses))),
-    ("DescribeDeadLetters", Row(lambda w: meta.DescribeDeadLettersRequest(group=w.group), SEES_GROUP)),
+    (
+        "ListPauses",
+        Row(
+            lambda _: meta.ListPausesRequest(),
+            (SEES_CLUSTER,),
+            is_shown=lambda a: any(not p.group for p in a.pauses),
+        ),
+    ),
+    (
+        "DescribeDeadLetters",
+        Row(lambda w: meta.DescribeDeadLettersRequest(group=w.group), SEES_GROUP),
+    ),
     ("DescribeDeadLetters", Row(lambda _: meta.DescribeDeadLettersRequest(), (SEES_CLUSTER,))),
-    ("DescribeParked", Row(lambda w: control.DescribeParkedRequest(subject=w.ordered, group=w.group), SEES_GROUP)),
+    (
+        "DescribeParked",
+        Row(lambda w: control.DescribeParkedRequest(subject=w.ordered, group=w.group), SEES_GROUP),
+    ),
     (
         "Unpark",
-        Row(lambda w: control.UnparkRequest(subject=w.ordered, group=w.group, key=b"k"), on("group", "configure"), UnknownPartition),
+        Row(
+            lambda w: control.UnparkRequest(subject=w.ordered, group=w.group, key=b"k"),
+            on("group", "configure"),
+            UnknownPartition,
+        ),
     ),
     (
         "SyncMember",
         Row(
             lambda w: meta.SyncMemberRequest(
-                subject=w.ordered, group=w.group, consumer=w.name(), incarnation="i", lease_ms=1_000, start="earliest", leaves=True
+                subject=w.ordered,
+                group=w.group,
+                consumer=w.name(),
+                incarnation="i",
+                lease_ms=1_000,
+                start="earliest",
+                leaves=True,
             ),
             CONSUMING,
         ),
     ),
-    ("FindMessage", Row(lambda w: control.FindMessageRequest(subject=w.subject, message_id=w.message_id), on("subject", "browse"))),
-    ("FindTime", Row(named(control.FindTimeRequest, time_ms=1), SEES_SUBJECT)),
-    ("TraceMessage", Row(lambda w: control.TraceMessageRequest(subject=w.subject, broker_group=w.broker_group), on("subject", "browse"))),
     (
-        "ShowDelayed",
-        Row(lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i)), (any_of("subject produce", "subject browse"),)),
+        "FindMessage",
+        Row(
+            lambda w: control.FindMessageRequest(subject=w.subject, message_id=w.message_id),
+            on("subject", "browse"),
+        ),
+    ),
+    ("FindTime", Row(named(control.FindTimeRequest, time_ms=1), SEES_SUBJECT)),
+    (
+        "TraceMessage",
+        Row(
+            lambda w: control.TraceMessageRequest(subject=w.subject, broker_group=w.broker_group),
+            on("subject", "browse"),
+        ),
     ),
     (
         "ShowDelayed",
         Row(
-            lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i)), on("subject", "browse"), is_shown=lambda a: bool(a.body)
+            lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i)),
+            (any_of("subject produce", "subject browse"),),
         ),
     ),
-    ("CancelDelayed", Row(lambda w: fresh(w.delayed(), lambda i: delay.CancelDelayedRequest(id=i)), on("subject", "produce"))),
+    (
+        "ShowDelayed",
+        Row(
+            lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i)),
+            on("subject", "browse"),
+            is_shown=lambda a: bool(a.body),
+        ),
+    ),
+    (
+        "CancelDelayed",
+        Row(
+            lambda w: fresh(w.delayed(), lambda i: delay.CancelDelayedRequest(id=i)),
+            on("subject", "produce"),
+        ),
+    ),
     (
         "MoveDelayed",
-        Row(lambda w: fresh(w.delayed(), lambda i: delay.MoveDelayedRequest(id=i, due_ms=tomorrow_ms())), on("subject", "produce")),
+        Row(
+            lambda w: fresh(
+                w.delayed(), lambda i: delay.MoveDelayedRequest(id=i, due_ms=tomorrow_ms())
+            ),
+            on("subject", "produce"),
+        ),
     ),
     ("ListDelayed", Row(named(delay.ListDelayedRequest, messages_max=1), on("subject", "browse"))),
-    ("ListDelayed", Row(named(delay.ListDelayedRequest, messages_max=1, is_half=True), (any_of("subject produce", "subject browse"),))),
-    ("ListDelayed", Row(lambda _: delay.ListDelayedRequest(messages_max=1), on("cluster", "browse"))),
+    (
+        "ListDelayed",
+        Row(
+            named(delay.ListDelayedRequest, messages_max=1, is_half=True),
+            (any_of("subject produce", "subject browse"),),
+        ),
+    ),
+    (
+        "ListDelayed",
+        Row(lambda _: delay.ListDelayedRequest(messages_max=1), on("cluster", "browse")),
+    ),
     ("DescribeDelays", Row(lambda _: meta.DescribeDelaysRequest(), (SEES_CLUSTER,))),
     (
         "ChangeRoute",
         Row(
             lambda w: meta.ChangeRouteRequest(
-                subject=w.ordered, from_version=w.route_version, split=meta.SplitOperation(partition=1, parts=2), dry_run=True
+                subject=w.ordered,
+                from_version=w.route_version,
+                split=meta.SplitOperation(partition=1, parts=2),
+                dry_run=True,
             ),
             on("subject", "reshard"),
         ),
@@ -263,16 +444,34 @@ META: Final[list[tuple[str, Row]]] = [
     ("RouteHistory", Row(lambda w: meta.RouteHistoryRequest(subject=w.ordered), SEES_SUBJECT)),
     (
         "SetReshardPolicy",
-        Row(lambda w: meta.SetReshardPolicyRequest(policy=meta.ReshardPolicy(subject=w.ordered)), on("subject", "reshard")),
+        Row(
+            lambda w: meta.SetReshardPolicyRequest(policy=meta.ReshardPolicy(subject=w.ordered)),
+            on("subject", "reshard"),
+        ),
     ),
     ("ExplainReshard", Row(lambda w: meta.ExplainReshardRequest(subject=w.ordered), SEES_SUBJECT)),
     ("DescribeCluster", Row(lambda _: meta.DescribeClusterRequest(), (SEES_CLUSTER,))),
-    ("SetGroupMode", Row(lambda w: meta.SetGroupModeRequest(broker_group=w.broker_group, mode="read-write"), (OPERATES,))),
-    ("Transfer", Row(lambda w: meta.GroupTransferRequest(broker_group=w.broker_group, to="nobody"), (OPERATES,), InvalidArgument)),
+    (
+        "SetGroupMode",
+        Row(
+            lambda w: meta.SetGroupModeRequest(broker_group=w.broker_group, mode="read-write"),
+            (OPERATES,),
+        ),
+    ),
+    (
+        "Transfer",
+        Row(
+            lambda w: meta.GroupTransferRequest(broker_group=w.broker_group, to="nobody"),
+            (OPERATES,),
+            InvalidArgument,
+        ),
+    ),
     (
         "ChangeReplicas",
         Row(
-            lambda w: meta.GroupChangeReplicasRequest(broker_group=w.broker_group, change=control.ChangeReplicasRequest(remove="nobody")),
+            lambda w: meta.GroupChangeReplicasRequest(
+                broker_group=w.broker_group, change=control.ChangeReplicasRequest(remove="nobody")
+            ),
             (OPERATES,),
             InvalidArgument,
         ),
@@ -281,85 +480,194 @@ META: Final[list[tuple[str, Row]]] = [
 
 
 def rule_on(pattern: str, kind: str = "subject") -> Any:
-    return access.AccessRule(principal="app:else", operations=["produce"], kind=kind, pattern=pattern)
+    return access.AccessRule(
+        principal="app:else", operations=["produce"], kind=kind, pattern=pattern
+    )
 
 
 ACCESS: Final[list[tuple[str, Row]]] = [
     ("WhoAmI", Row(lambda _: access.WhoAmIRequest())),
     ("ListRules", Row(lambda _: access.ListRulesRequest(), (ADMINISTERS,))),
-    ("ListRules", Row(lambda _: access.ListRulesRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,))),
+    (
+        "ListRules",
+        Row(lambda _: access.ListRulesRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,)),
+    ),
     ("PutRule", Row(lambda w: access.PutRuleRequest(rule=rule_on(w.name())), (ITS_ADMINISTRATOR,))),
     ("PutRule", Row(lambda _: access.PutRuleRequest(rule=rule_on("*")), (ADMINISTERS,))),
-    ("DeleteRule", Row(lambda w: fresh(w.rule(), lambda i: access.DeleteRuleRequest(id=i)), (ITS_ADMINISTRATOR,))),
+    (
+        "DeleteRule",
+        Row(
+            lambda w: fresh(w.rule(), lambda i: access.DeleteRuleRequest(id=i)),
+            (ITS_ADMINISTRATOR,),
+        ),
+    ),
     ("SetAccessMode", Row(lambda _: access.SetAccessModeRequest(mode="enforce"), (ADMINISTERS,))),
     (
         "TestAccess",
         Row(
-            lambda w: access.TestAccessRequest(principal="app:else", operation="produce", kind="subject", name=w.subject),
+            lambda w: access.TestAccessRequest(
+                principal="app:else", operation="produce", kind="subject", name=w.subject
+            ),
             (ITS_ADMINISTRATOR,),
         ),
     ),
-    ("TestAccess", Row(lambda _: access.TestAccessRequest(principal="app:else", operation="operate", kind="cluster"), (ADMINISTERS,))),
-    ("ChangeRole", Row(lambda w: access.ChangeRoleRequest(name=w.name(), add=["app:else"]), (ITS_ADMINISTRATOR,))),
-    ("ChangeRole", Row(lambda _: access.ChangeRoleRequest(name="other", add=["app:else"]), (ADMINISTERS,))),
-    ("CreateToken", Row(lambda w: access.CreateTokenRequest(principal=f"app:{w.name()}"), (ITS_ADMINISTRATOR,))),
-    ("CreateToken", Row(lambda w: access.CreateTokenRequest(principal=f"op:{w.name()}"), (ADMINISTERS,))),
+    (
+        "TestAccess",
+        Row(
+            lambda _: access.TestAccessRequest(
+                principal="app:else", operation="operate", kind="cluster"
+            ),
+            (ADMINISTERS,),
+        ),
+    ),
+    (
+        "ChangeRole",
+        Row(
+            lambda w: access.ChangeRoleRequest(name=w.name(), add=["app:else"]),
+            (ITS_ADMINISTRATOR,),
+        ),
+    ),
+    (
+        "ChangeRole",
+        Row(lambda _: access.ChangeRoleRequest(name="other", add=["app:else"]), (ADMINISTERS,)),
+    ),
+    (
+        "CreateToken",
+        Row(lambda w: access.CreateTokenRequest(principal=f"app:{w.name()}"), (ITS_ADMINISTRATOR,)),
+    ),
+    (
+        "CreateToken",
+        Row(lambda w: access.CreateTokenRequest(principal=f"op:{w.name()}"), (ADMINISTERS,)),
+    ),
     ("ListTokens", Row(lambda _: access.ListTokensRequest(), (ADMINISTERS,))),
-    ("ListTokens", Row(lambda _: access.ListTokensRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,))),
-    ("DeleteTokens", Row(lambda w: fresh(w.token(), lambda i: access.DeleteTokensRequest(id=i)), (ITS_ADMINISTRATOR,))),
+    (
+        "ListTokens",
+        Row(lambda _: access.ListTokensRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,)),
+    ),
+    (
+        "DeleteTokens",
+        Row(
+            lambda w: fresh(w.token(), lambda i: access.DeleteTokensRequest(id=i)),
+            (ITS_ADMINISTRATOR,),
+        ),
+    ),
     (
         "PutQuota",
         Row(
-            lambda w: access.PutQuotaRequest(quota=access.AccessQuota(principal=f"app:{w.name()}", limits={"subjects": 5})),
+            lambda w: access.PutQuotaRequest(
+                quota=access.AccessQuota(principal=f"app:{w.name()}", limits={"subjects": 5})
+            ),
             (ITS_ADMINISTRATOR,),
         ),
     ),
     (
         "PutQuota",
-        Row(lambda _: access.PutQuotaRequest(quota=access.AccessQuota(principal="app:else", limits={"subjects": 5})), (ADMINISTERS,)),
+        Row(
+            lambda _: access.PutQuotaRequest(
+                quota=access.AccessQuota(principal="app:else", limits={"subjects": 5})
+            ),
+            (ADMINISTERS,),
+        ),
     ),
-    ("DeleteQuota", Row(lambda w: fresh(w.quota(), lambda i: access.DeleteQuotaRequest(id=i)), (ADMINISTERS,))),
+    (
+        "DeleteQuota",
+        Row(lambda w: fresh(w.quota(), lambda i: access.DeleteQuotaRequest(id=i)), (ADMINISTERS,)),
+    ),
     ("ListQuotas", Row(lambda _: access.ListQuotasRequest(), (ADMINISTERS,))),
-    ("ListQuotas", Row(lambda _: access.ListQuotasRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,))),
+    (
+        "ListQuotas",
+        Row(lambda _: access.ListQuotasRequest(namespace=NAMESPACE), (ITS_ADMINISTRATOR,)),
+    ),
 ]
 
 BROKER: Final[list[tuple[str, Row]]] = [
     ("DescribeQueues", Row(lambda _: control.DescribeQueuesRequest(), (SEES_CLUSTER,))),
     ("DescribeGroups", Row(lambda _: control.DescribeGroupsRequest(), (SEES_CLUSTER,))),
     ("DescribeReplica", Row(lambda _: control.DescribeReplicaRequest(), (SEES_CLUSTER,))),
-    ("DescribeLanes", Row(lambda w: control.DescribeLanesRequest(subject=w.ordered), (SEES_CLUSTER,))),
-    ("DescribeParked", Row(lambda w: control.DescribeParkedRequest(subject=w.ordered, group=w.group), (SEES_CLUSTER,))),
+    (
+        "DescribeLanes",
+        Row(lambda w: control.DescribeLanesRequest(subject=w.ordered), (SEES_CLUSTER,)),
+    ),
+    (
+        "DescribeParked",
+        Row(
+            lambda w: control.DescribeParkedRequest(subject=w.ordered, group=w.group),
+            (SEES_CLUSTER,),
+        ),
+    ),
     ("FindTime", Row(named(control.FindTimeRequest, time_ms=1), (SEES_CLUSTER,))),
     ("ConfirmClock", Row(lambda _: control.ConfirmClockRequest(time_ms=1), (OPERATES,), QmqError)),
     ("Transfer", Row(lambda _: control.TransferRequest(to="nobody"), (OPERATES,), QmqError)),
-    ("ChangeReplicas", Row(lambda _: control.ChangeReplicasRequest(remove="nobody"), (OPERATES,), QmqError)),
-    ("ResetGroup", Row(in_group(control.ResetGroupRequest, earliest=True), CONSUMING, UnknownGroup)),
-    ("ReadLog", Row(lambda _: control.ReadLogRequest(bytes_max=100), on("cluster", "browse"), InvalidArgument)),
+    (
+        "ChangeReplicas",
+        Row(lambda _: control.ChangeReplicasRequest(remove="nobody"), (OPERATES,), QmqError),
+    ),
+    (
+        "ResetGroup",
+        Row(in_group(control.ResetGroupRequest, earliest=True), CONSUMING, UnknownGroup),
+    ),
+    (
+        "ReadLog",
+        Row(
+            lambda _: control.ReadLogRequest(bytes_max=100),
+            on("cluster", "browse"),
+            InvalidArgument,
+        ),
+    ),
     ("DeleteGroup", servers(in_group(control.DeleteGroupRequest))),
     ("DropSubject", servers(lambda w: control.DropSubjectRequest(subject=w.name()))),
     ("PurgeSubject", servers(lambda w: control.DropSubjectRequest(subject=w.name()))),
-    ("FindMessage", servers(lambda w: control.FindMessageRequest(subject=w.subject, message_id=w.message_id))),
-    ("TraceMessage", servers(lambda w: control.TraceMessageRequest(subject=w.subject, broker_group=w.broker_group))),
+    (
+        "FindMessage",
+        servers(lambda w: control.FindMessageRequest(subject=w.subject, message_id=w.message_id)),
+    ),
+    (
+        "TraceMessage",
+        servers(
+            lambda w: control.TraceMessageRequest(subject=w.subject, broker_group=w.broker_group)
+        ),
+    ),
     ("HoldWrites", servers(lambda _: control.HoldWritesRequest(token="t", hold_ms=1))),
     ("DescribeHold", servers(lambda _: control.DescribeHoldRequest(token="t"))),
     ("ReleaseWrites", servers(lambda _: control.ReleaseWritesRequest(token="t"))),
     ("Seal", servers(lambda w: control.SealRequest(subject=w.name(), change_id="c", to_version=2))),
     ("PlaceLanes", servers(lambda w: control.PlaceLanesRequest(subject=w.name(), group=w.group))),
-    ("InheritParked", servers(lambda w: control.InheritParkedRequest(subject=w.name(), group=w.group))),
+    (
+        "InheritParked",
+        servers(lambda w: control.InheritParkedRequest(subject=w.name(), group=w.group)),
+    ),
     ("Unpark", servers(lambda w: control.UnparkRequest(subject=w.name(), group=w.group))),
 ]
 
 DELAY: Final[list[tuple[str, Row]]] = [
     ("DescribeDelay", Row(lambda _: delay.DescribeDelayRequest(), (SEES_CLUSTER,))),
-    ("CancelDelayed", servers(lambda w: fresh(w.delayed(), lambda i: delay.CancelDelayedRequest(id=i)))),
-    ("MoveDelayed", servers(lambda w: fresh(w.delayed(), lambda i: delay.MoveDelayedRequest(id=i, due_ms=tomorrow_ms())))),
-    ("ShowDelayed", servers(lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i)))),
+    (
+        "CancelDelayed",
+        servers(lambda w: fresh(w.delayed(), lambda i: delay.CancelDelayedRequest(id=i))),
+    ),
+    (
+        "MoveDelayed",
+        servers(
+            lambda w: fresh(
+                w.delayed(), lambda i: delay.MoveDelayedRequest(id=i, due_ms=tomorrow_ms())
+            )
+        ),
+    ),
+    (
+        "ShowDelayed",
+        servers(lambda w: fresh(w.delayed(), lambda i: delay.ShowDelayedRequest(id=i))),
+    ),
     ("ListDelayed", servers(named(delay.ListDelayedRequest, messages_max=1))),
     ("DescribeSchedule", servers(lambda _: delay.DescribeScheduleRequest())),
     ("ReadSchedule", servers(lambda _: delay.ReadScheduleRequest(file="missing", bytes_max=10))),
 ]
 
-CALLS: Final = {"qmq.v1.Meta": META, "qmq.v1.Access": ACCESS, "qmq.v1.BrokerControl": BROKER, "qmq.v1.DelayControl": DELAY}
+CALLS: Final = {
+    "qmq.v1.Meta": META,
+    "qmq.v1.Access": ACCESS,
+    "qmq.v1.BrokerControl": BROKER,
+    "qmq.v1.DelayControl": DELAY,
+}
 """The rows of each service. A delay server's control port serves both of the last two."""
 
 PRODUCES: Final = on("subject", "produce")
@@ -368,16 +676,35 @@ FRAMES: Final[list[tuple[FrameKind, Row]]] = [
     (FrameKind.PRODUCE_FAST, Row(World.batch, PRODUCES)),
     (FrameKind.PRODUCE_FLUSHED, Row(World.batch, PRODUCES)),
     (FrameKind.FIND, Row(lambda w: wire.Find(w.subject, 0, "0" * 16, 1, 1).pack(), PRODUCES)),
-    (FrameKind.FETCH, Row(lambda w: wire.Fetch(w.subject, 0, 0, 9, 0, 1000, [], [], [], 0).pack(), on("subject", "browse"))),
+    (
+        FrameKind.FETCH,
+        Row(
+            lambda w: wire.Fetch(w.subject, 0, 0, 9, 0, 1000, [], [], [], 0).pack(),
+            on("subject", "browse"),
+        ),
+    ),
     (FrameKind.ATTACH, Row(World.attach, CONSUMING)),
     (FrameKind.LANE_ATTACH, Row(World.lane_attach, CONSUMING)),
     # These belong to a session, which only its own connection has: nobody else reaches it, with any rights.
     (FrameKind.PULL, Row(lambda _: wire.pack_pull(wire.Pull(1, 1, 1, 1)), (), UnknownConsumer)),
-    (FrameKind.SETTLE, Row(lambda _: pack_settle(1, [Settlement(0, 0, 0, 0)]), (), UnknownConsumer)),
+    (
+        FrameKind.SETTLE,
+        Row(lambda _: pack_settle(1, [Settlement(0, 0, 0, 0)]), (), UnknownConsumer),
+    ),
     (FrameKind.HEARTBEAT, Row(lambda _: wire.pack_session(1), (), UnknownConsumer)),
     (FrameKind.DETACH, Row(lambda _: wire.pack_detach(1), (), UnknownConsumer)),
-    (FrameKind.LANE_PULL, Row(lambda _: wire.pack_lane_pull(wire.LanePull(FIRST_SESSION, 1, 1, 1, 1, 1)), (), UnknownConsumer)),
-    (FrameKind.LANE_SETTLE, Row(lambda _: wire.pack_lane_settle(FIRST_SESSION, 1, []), (), UnknownConsumer)),
+    (
+        FrameKind.LANE_PULL,
+        Row(
+            lambda _: wire.pack_lane_pull(wire.LanePull(FIRST_SESSION, 1, 1, 1, 1, 1)),
+            (),
+            UnknownConsumer,
+        ),
+    ),
+    (
+        FrameKind.LANE_SETTLE,
+        Row(lambda _: wire.pack_lane_settle(FIRST_SESSION, 1, []), (), UnknownConsumer),
+    ),
 ]
 
 

@@ -34,7 +34,10 @@ async def test_a_principal_can_do_only_what_the_rules_allow(tmp_path: Path) -> N
         await cluster.allow("app:orders", "produce,create", "subject", "orders.*")
         async with cluster.client("app:orders") as orders:
             await orders.send("orders.new", b"1")
-            with pytest.raises(AccessDenied, match=r"app:orders may not .*`qmq acl allow app:orders describe subject payments`"):
+            with pytest.raises(
+                AccessDenied,
+                match=r"app:orders may not .*`qmq acl allow app:orders describe subject payments`",
+            ):
                 await orders.send("payments", b"1")
             with pytest.raises(AccessDenied):
                 await orders.metadata.find_message("orders.new", "0" * 32)
@@ -65,9 +68,14 @@ async def test_unknown_principals_are_refused(tmp_path: Path) -> None:
             await stranger.access.rules()
 
 
-@pytest.mark.parametrize("token", ["qmq_" + "0" * 12 + "_" + "A" * 43, "nonsense", "a.b.c", "qmqs_" + "A" * 43])
+@pytest.mark.parametrize(
+    "token", ["qmq_" + "0" * 12 + "_" + "A" * 43, "nonsense", "a.b.c", "qmqs_" + "A" * 43]
+)
 async def test_an_unknown_token_is_refused(tmp_path: Path, token: str) -> None:
-    async with guarded(tmp_path) as cluster, qmq.connect(cluster.node.address, token=token) as stranger:
+    async with (
+        guarded(tmp_path) as cluster,
+        qmq.connect(cluster.node.address, token=token) as stranger,
+    ):
         with pytest.raises(NotAuthenticated) as refused:
             await stranger.send("orders", b"1")
         assert token not in str(refused.value)
@@ -93,13 +101,20 @@ async def test_a_refusal_does_not_reveal_which_tokens_exist(tmp_path: Path) -> N
 
 async def test_who_may_not_consume_joins_no_ordered_group(tmp_path: Path) -> None:
     async with guarded(tmp_path) as cluster:
-        await cluster.admin.metadata.create_subject(qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=64), partitions=2)
+        await cluster.admin.metadata.create_subject(
+            qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=64), partitions=2
+        )
         await cluster.admin.send("keys", b"1", key="k")
         await cluster.allow("app:ghost", "produce", "subject", "keys")
         async with cluster.client("app:ghost") as ghost:
             for number in range(3):
                 request = meta_pb2.SyncMemberRequest(
-                    subject="keys", group="g", consumer=f"ghost{number}", incarnation="i", lease_ms=60_000, start="earliest"
+                    subject="keys",
+                    group="g",
+                    consumer=f"ghost{number}",
+                    incarnation="i",
+                    lease_ms=60_000,
+                    start="earliest",
                 )
                 with pytest.raises(AccessDenied, match="consume on"):
                     await ghost.metadata.call("SyncMember", request)
@@ -146,20 +161,32 @@ async def test_a_rule_that_denies_reaches_a_producer_that_was_allowed(tmp_path: 
             rule = await cluster.deny("app:orders", "produce", "subject", "orders")
             with pytest.raises(AccessDenied, match=rule):
                 await orders.send("orders", b"2")
-            assert (await cluster.admin.access.test("app:orders", "produce", "subject", "orders")).rule.id == rule
+            assert (
+                await cluster.admin.access.test("app:orders", "produce", "subject", "orders")
+            ).rule.id == rule
 
 
-async def test_watching_lets_everything_pass_and_says_what_it_would_refuse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_watching_lets_everything_pass_and_says_what_it_would_refuse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, logger="qmq.audit"):
-        async with guarded(tmp_path, "watch") as cluster, qmq.connect(cluster.node.address) as stranger:
+        async with (
+            guarded(tmp_path, "watch") as cluster,
+            qmq.connect(cluster.node.address) as stranger,
+        ):
             await stranger.send("orders", b"1")
     told = audit(caplog)
-    assert {"action": "PRODUCE", "on": "subject orders", "result": "would be denied", "operation": "produce"}.items() <= next(
-        each for each in told if each["action"] == "PRODUCE"
-    ).items()
+    assert {
+        "action": "PRODUCE",
+        "on": "subject orders",
+        "result": "would be denied",
+        "operation": "produce",
+    }.items() <= next(each for each in told if each["action"] == "PRODUCE").items()
 
 
-async def test_principals_that_may_produce_may_send_and_cancel_delayed_messages(tmp_path: Path) -> None:
+async def test_principals_that_may_produce_may_send_and_cancel_delayed_messages(
+    tmp_path: Path,
+) -> None:
     async with guarded(tmp_path, delay=True) as cluster:
         await cluster.admin.send("orders", b"0")
         await cluster.allow("app:orders", "produce", "subject", "orders")
@@ -176,13 +203,19 @@ async def test_principals_that_may_produce_may_send_and_cancel_delayed_messages(
             assert {(await anext(consumer)).body, (await anext(consumer)).body} == {b"0", b"soon"}
 
 
-async def test_produce_shows_a_delayed_message_without_its_body_and_browse_with_it(tmp_path: Path) -> None:
+async def test_produce_shows_a_delayed_message_without_its_body_and_browse_with_it(
+    tmp_path: Path,
+) -> None:
     async with guarded(tmp_path, delay=True) as cluster:
         await cluster.admin.send("orders", b"0")
         await cluster.allow("app:orders", "produce", "subject", "orders")
         await cluster.allow("app:reader", "browse", "subject", "orders")
         await cluster.allow("app:other", "produce", "subject", "other")
-        async with cluster.client("app:orders") as orders, cluster.client("app:reader") as reader, cluster.client("app:other") as other:
+        async with (
+            cluster.client("app:orders") as orders,
+            cluster.client("app:reader") as reader,
+            cluster.client("app:other") as other,
+        ):
             late = (await orders.send("orders", b"late", delay=timedelta(days=1))).delayed_id
             assert late is not None
             shown = await orders.delayed.show(late)
@@ -191,7 +224,11 @@ async def test_produce_shows_a_delayed_message_without_its_body_and_browse_with_
             with pytest.raises(AccessDenied):
                 await other.delayed.show(late)
             assert [each async for each in orders.delayed.list("orders", is_half=True)] == []
-            for lists in (orders.delayed.list("orders"), orders.delayed.list(is_half=True), other.delayed.list("orders", is_half=True)):
+            for lists in (
+                orders.delayed.list("orders"),
+                orders.delayed.list(is_half=True),
+                other.delayed.list("orders", is_half=True),
+            ):
                 with pytest.raises(AccessDenied):
                     await anext(lists)
 
@@ -223,18 +260,25 @@ async def test_lists_show_only_permitted_names(tmp_path: Path) -> None:
             await cluster.admin.send(subject, b"1")
         await cluster.allow("app:orders", "describe", "subject", "orders")
         async with cluster.client("app:orders") as orders:
-            assert [each.settings.name for each in await orders.metadata.list_subjects()] == ["orders"]
+            assert [each.settings.name for each in await orders.metadata.list_subjects()] == [
+                "orders"
+            ]
         assert len(list(await cluster.admin.metadata.list_subjects())) == 2
 
 
 async def test_an_administrator_cannot_lock_everybody_out(tmp_path: Path) -> None:
     async with guarded(tmp_path) as cluster:
-        own = next(each.id for each in (await cluster.admin.access.rules()).rules if each.kind == "cluster")
+        own = next(
+            each.id for each in (await cluster.admin.access.rules()).rules if each.kind == "cluster"
+        )
         with pytest.raises(InvalidArgument, match="administer"):
             await cluster.admin.access.delete_rule(own)
         with pytest.raises(InvalidArgument, match="administer"):
             await cluster.admin.access.put_rule("*", ["administer"], "cluster", is_deny=True)
-        async with running(node_config(tmp_path / "other")) as node, qmq.connect(node.address) as stranger:
+        async with (
+            running(node_config(tmp_path / "other")) as node,
+            qmq.connect(node.address) as stranger,
+        ):
             with pytest.raises(InvalidArgument, match="administer"):
                 await stranger.access.set_mode("enforce")
 
@@ -242,7 +286,10 @@ async def test_an_administrator_cannot_lock_everybody_out(tmp_path: Path) -> Non
 async def test_rules_hold_behind_a_restart(tmp_path: Path) -> None:
     async with guarded(tmp_path) as cluster:
         token = await cluster.token("app:orders")
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address, token=token) as orders:
+    async with (
+        running(node_config(tmp_path)) as node,
+        qmq.connect(node.address, token=token) as orders,
+    ):
         with pytest.raises(AccessDenied):
             await orders.send("orders", b"1")
 
@@ -261,7 +308,11 @@ async def test_a_renewed_token_is_shown_on_the_connection_that_stands(tmp_path: 
             first = file.read_text().split("_")[1]
             data = cluster.node.running.data
             await eventually(
-                lambda: all(each.access.caller.token_id != first for each in data.open_connections if each.client == orders.name)
+                lambda: all(
+                    each.access.caller.token_id != first
+                    for each in data.open_connections
+                    if each.client == orders.name
+                )
             )
             await cluster.admin.access.delete_tokens(token_id=first)
             await orders.send("orders", b"2")
@@ -274,10 +325,14 @@ async def test_a_token_is_not_sent_to_another_machine_in_plain_text() -> None:
 
 
 def audit(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    return [json.loads(record.getMessage()) for record in caplog.records if record.name == "qmq.audit"]
+    return [
+        json.loads(record.getMessage()) for record in caplog.records if record.name == "qmq.audit"
+    ]
 
 
-async def test_acts_and_refusals_are_recorded_without_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_acts_and_refusals_are_recorded_without_secrets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG):
         async with guarded(tmp_path) as cluster:
             token = await cluster.token("app:orders")
@@ -290,8 +345,18 @@ async def test_acts_and_refusals_are_recorded_without_secrets(tmp_path: Path, ca
             await cluster.admin.metadata.delete_subject("orders")
             server_token = cluster.node.view.access.server_token
     told = audit(caplog)
-    assert any(each["action"] == "DeleteSubject" and each["result"] == "denied" and each["principal"] == "app:orders" for each in told)
-    assert any(each["action"] == "DeleteSubject" and each["result"] == "done" and each["principal"] == ADMIN for each in told)
+    assert any(
+        each["action"] == "DeleteSubject"
+        and each["result"] == "denied"
+        and each["principal"] == "app:orders"
+        for each in told
+    )
+    assert any(
+        each["action"] == "DeleteSubject"
+        and each["result"] == "done"
+        and each["principal"] == ADMIN
+        for each in told
+    )
     assert any(each["action"] == "SetAccessMode" and each["result"] == "done" for each in told)
     assert all(each["request"] for each in told if each["action"] != "login")
     everything = "\n".join(record.getMessage() for record in caplog.records)
@@ -299,12 +364,18 @@ async def test_acts_and_refusals_are_recorded_without_secrets(tmp_path: Path, ca
     assert server_token not in everything
 
 
-async def test_a_call_is_recorded_under_the_name_that_its_caller_gave_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with guarded(tmp_path) as cluster, grpc.aio.insecure_channel(cluster.node.address) as channel:
+async def test_a_call_is_recorded_under_the_name_that_its_caller_gave_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        guarded(tmp_path) as cluster,
+        grpc.aio.insecure_channel(cluster.node.address) as channel,
+    ):
         for name in ("release-41", "x" * 65):
             with pytest.raises(grpc.aio.AioRpcError, match="an unknown caller"):
                 await meta_pb2_grpc.MetaStub(channel).DeleteSubject(
-                    control_pb2.DropSubjectRequest(subject=name[:20]), metadata=(("x-request-id", name),)
+                    control_pb2.DropSubjectRequest(subject=name[:20]),
+                    metadata=(("x-request-id", name),),
                 )
     named, random = [each["request"] for each in audit(caplog) if each["action"] == "DeleteSubject"]
     assert named == "release-41"
@@ -315,13 +386,21 @@ async def test_the_audit_log_is_a_subject_that_only_servers_write(tmp_path: Path
     async with guarded(tmp_path, access=AccessConfig(audit_subject="audit.log")) as cluster:
         consumer = cluster.admin.consumer("audit.log", group="g")
         told = [json.loads((await anext(consumer)).body) for _ in range(5)]
-        assert [each["action"] for each in told] == ["CreateToken", "PutRule", "PutRule", "PutRule", "SetAccessMode"]
+        assert [each["action"] for each in told] == [
+            "CreateToken",
+            "PutRule",
+            "PutRule",
+            "PutRule",
+            "SetAccessMode",
+        ]
         assert told[4]["principal"] == ADMIN
         with pytest.raises(AccessDenied):
             await cluster.admin.send("audit.log", b"{}")
 
 
-async def test_rules_are_not_enforced_where_servers_cannot_prove_who_they_are(tmp_path: Path) -> None:
+async def test_rules_are_not_enforced_where_servers_cannot_prove_who_they_are(
+    tmp_path: Path,
+) -> None:
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         far = ReplicaRecord("b", "g", "192.0.2.7:20881", "192.0.2.7:20882")
         await process.found(node.coordination, "g", ("b",), None)
@@ -336,20 +415,30 @@ async def test_rules_are_not_enforced_where_servers_cannot_prove_who_they_are(tm
             await admin.access.set_mode("watch")
 
 
-async def test_a_user_of_this_machine_is_known_by_the_socket_that_the_kernel_vouches_for(tmp_path: Path) -> None:
+async def test_a_user_of_this_machine_is_known_by_the_socket_that_the_kernel_vouches_for(
+    tmp_path: Path,
+) -> None:
     me = f"uid:{os.getuid()}"
     folder = tmp_path / "sockets"
     folder.mkdir(mode=0o700)
-    config = replace(node_config(tmp_path / "data"), host=f"unix:{folder}/q", access=AccessConfig(admins=frozenset({ADMIN})))
+    config = replace(
+        node_config(tmp_path / "data"),
+        host=f"unix:{folder}/q",
+        access=AccessConfig(admins=frozenset({ADMIN})),
+    )
     async with running(config) as node, qmq.connect(node.address) as mq:
         assert (await mq.access.whoami()).principal == me
         token = (await mq.access.create_token(ADMIN)).token
         await eventually(lambda: bool(node.view.access.tokens))
         await mq.access.put_rule(me, ["produce", "create"], "subject", "mine.*")
         async with qmq.connect(node.address, token=token) as admin:
-            assert (await admin.access.whoami()).principal == ADMIN, "a token goes before the socket"
+            assert (await admin.access.whoami()).principal == ADMIN, (
+                "a token goes before the socket"
+            )
             await admin.access.set_mode("enforce")
-        await eventually(lambda: node.view.access.mode.value == "enforce" and bool(node.view.access.rules))
+        await eventually(
+            lambda: node.view.access.mode.value == "enforce" and bool(node.view.access.rules)
+        )
         await mq.send("mine.orders", b"x")
         with pytest.raises(AccessDenied, match=f"{me} may not"):
             await mq.send("orders", b"x")
@@ -359,7 +448,9 @@ async def test_a_user_of_this_machine_is_known_by_the_socket_that_the_kernel_vou
             await mq.access.rules()
 
 
-async def test_a_call_after_the_sockets_file_is_gone_hears_that_the_server_stops(tmp_path: Path) -> None:
+async def test_a_call_after_the_sockets_file_is_gone_hears_that_the_server_stops(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "sockets"
     folder.mkdir(mode=0o700)
     config = replace(node_config(tmp_path / "data"), host=f"unix:{folder}/q")

@@ -50,7 +50,9 @@ class RulesAsHeard:
 
     def allow(self, principal: Principal) -> None:
         for kind in (ResourceKind.SUBJECT, ResourceKind.GROUP):
-            rule = AccessRule(f"{principal.name}-{kind.value}", False, str(principal), frozenset(), kind)
+            rule = AccessRule(
+                f"{principal.name}-{kind.value}", False, str(principal), frozenset(), kind
+            )
             self.access.rules[rule.id] = rule
         self.access.version += 1
 
@@ -68,22 +70,44 @@ class ClosedPort:
         self._numbers = iter(range(1_000))
 
     async def connect(self, token: Callable[[], str] | str) -> Connection:
-        return await connect(f"127.0.0.1:{self.data.port}", "test", network_of(None, token), reauth_s=0.0)
+        return await connect(
+            f"127.0.0.1:{self.data.port}", "test", network_of(None, token), reauth_s=0.0
+        )
 
     async def send(self, connection: Connection) -> None:
         """Send one message to `orders`. Raises the error of the answer."""
-        envelope, region = encode(b"orders", Columns([b"x"]), producer_id=next(self._numbers), batch_sequence=0, create_time_ms=1)
+        envelope, region = encode(
+            b"orders",
+            Columns([b"x"]),
+            producer_id=next(self._numbers),
+            batch_sequence=0,
+            create_time_ms=1,
+        )
         await connection.call(FrameKind.PRODUCE, envelope + region, timeout_s=10)
 
 
 @asynccontextmanager
-async def closed_port(folder: Path, verify: Callable[[Clock], Verify | None] = lambda _: None) -> AsyncIterator[ClosedPort]:
+async def closed_port(
+    folder: Path, verify: Callable[[Clock], Verify | None] = lambda _: None
+) -> AsyncIterator[ClosedPort]:
     clock, heard = ManualClock(), RulesAsHeard(AccessState(mode=AccessMode.ENFORCE))
     heard.allow(ORDERS)
-    access = AccessControl(heard, AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS), verify=verify(clock), now_ms=clock.time_ms)
+    access = AccessControl(
+        heard,
+        AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS),
+        verify=verify(clock),
+        now_ms=clock.time_ms,
+    )
     store = open_store(folder, LogConfig(), clock)
     running = StandaloneBroker(
-        lambda parts: Broker(store, SubjectConfig, clock, BrokerConfig(), asyncio.get_running_loop(), make_parts=parts),
+        lambda parts: Broker(
+            store,
+            SubjectConfig,
+            clock,
+            BrokerConfig(),
+            asyncio.get_running_loop(),
+            make_parts=parts,
+        ),
         access=access,
         tick_s=0.0005,
     )
@@ -104,9 +128,14 @@ async def ended(connection: Connection) -> str:
     return str(cause.value)
 
 
-async def test_a_broker_that_is_cut_off_refuses_producers_when_its_rules_are_too_old(tmp_path: Path) -> None:
+async def test_a_broker_that_is_cut_off_refuses_producers_when_its_rules_are_too_old(
+    tmp_path: Path,
+) -> None:
     async with closed_port(tmp_path) as port:
-        orders, admin = await port.connect(port.heard.token(ORDERS)), await port.connect(port.heard.token(ADMIN))
+        orders, admin = (
+            await port.connect(port.heard.token(ORDERS)),
+            await port.connect(port.heard.token(ADMIN)),
+        )
         await port.send(orders)
         port.heard.silent_ms = STALE_MS
         port.data.look_at_clock()
@@ -127,9 +156,13 @@ async def test_a_broker_that_is_cut_off_ends_consumption_under_way(tmp_path: Pat
         attach = wire.Attach("orders", 0, "g", "c", "i", -1, "earliest", 60_000, [], [])
         await consumer.call(FrameKind.ATTACH, attach.pack(), timeout_s=10)
         port.heard.silent_ms = STALE_MS + 1
-        assert "coordination store has been away" in await ended(consumer), "the broker looks at the clock by itself"
+        assert "coordination store has been away" in await ended(consumer), (
+            "the broker looks at the clock by itself"
+        )
         with pytest.raises(AccessDenied):
-            await (await port.connect(port.heard.token(ORDERS))).call(FrameKind.ATTACH, attach.pack(), timeout_s=10)
+            await (await port.connect(port.heard.token(ORDERS))).call(
+                FrameKind.ATTACH, attach.pack(), timeout_s=10
+            )
 
 
 async def test_a_token_that_comes_to_its_end_ends_its_connection(tmp_path: Path) -> None:
@@ -160,13 +193,25 @@ async def test_a_connection_that_showed_a_newer_token_outlives_the_first(tmp_pat
         assert "the token has expired" in await ended(connection)
 
 
-async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its_end(tmp_path: Path) -> None:
+async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its_end(
+    tmp_path: Path,
+) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    keys = {"keys": [{**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": "k", "use": "sig"}]}
+    keys = {
+        "keys": [
+            {
+                **json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())),
+                "kid": "k",
+                "use": "sig",
+            }
+        ]
+    }
 
     def verify(clock: Clock) -> Verify:
         provider = JwtConfig("https://id.example", "https://id.example/jwks")
-        return JwtVerifier(provider, fetch=lambda: json.dumps(keys).encode(), now_ms=clock.time_ms).verify
+        return JwtVerifier(
+            provider, fetch=lambda: json.dumps(keys).encode(), now_ms=clock.time_ms
+        ).verify
 
     def token(ends_s: int) -> str:
         claims = {"iss": "https://id.example", "aud": "qmq", "sub": ORDERS.name, "exp": ends_s}
@@ -186,19 +231,36 @@ async def test_a_providers_token_is_renewed_on_an_open_connection_and_cut_at_its
         assert "the token has expired" in await ended(connection)
 
 
-async def test_a_newer_token_of_another_principal_is_refused_and_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_newer_token_of_another_principal_is_refused_and_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with closed_port(tmp_path) as port:
         connection = await port.connect(port.heard.token(ORDERS))
         with pytest.raises(AccessDenied, match="app:orders's"):
-            await connection.call(FrameKind.REAUTH, wire.Reauth(port.heard.token(ADMIN)).pack(), timeout_s=10)
+            await connection.call(
+                FrameKind.REAUTH, wire.Reauth(port.heard.token(ADMIN)).pack(), timeout_s=10
+            )
         await port.send(connection)
-    (record,) = [json.loads(each.getMessage()) for each in caplog.records if each.name == "qmq.audit" and each.levelno == logging.WARNING]
-    assert (record["action"], record["principal"], record["on"], record["request"]) == ("REAUTH", "app:orders", "op:admin", "2")
+    (record,) = [
+        json.loads(each.getMessage())
+        for each in caplog.records
+        if each.name == "qmq.audit" and each.levelno == logging.WARNING
+    ]
+    assert (record["action"], record["principal"], record["on"], record["request"]) == (
+        "REAUTH",
+        "app:orders",
+        "op:admin",
+        "2",
+    )
 
 
 def test_decisions_made_before_the_rules_name_their_reason() -> None:
     heard = RulesAsHeard(AccessState(mode=AccessMode.ENFORCE))
-    access = AccessControl(heard, AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS, audit_subject="audit"), now_ms=lambda: 0)
+    access = AccessControl(
+        heard,
+        AccessConfig(frozenset({str(ADMIN)}), stale_ms=STALE_MS, audit_subject="audit"),
+        now_ms=lambda: 0,
+    )
     heard.allow(ORDERS)
 
     def by(principal: Principal, subject: str = "s") -> tuple[bool, str]:

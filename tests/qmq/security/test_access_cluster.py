@@ -23,7 +23,9 @@ async def test_a_cluster_continues_under_rules_through_fail_over_split_and_delay
         with pytest.raises(AccessDenied):
             await first.send("orders", b"1")
 
-        await admin.metadata.create_subject(qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=64), partitions=1)
+        await admin.metadata.create_subject(
+            qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=64), partitions=1
+        )
         await admin.send("keys", b"1", key="k")
         await admin.send("orders", b"1")
         await admin.send("orders", b"2", delay=timedelta(hours=1))

@@ -30,7 +30,10 @@ SECONDS: Final = 60.0
 STREAM_S: Final = 1.0
 ANSWER_BYTES_MAX: Final = 5 * MIB
 INTEGERS: Final = (0, 1, 2, 3, 100, 1_001, 65_535, 65_536, 1 << 31, 1 << 32, 1 << 53, 1 << 62)
-LEAST: Final = {FieldDescriptor.CPPTYPE_INT32: -(1 << 31), FieldDescriptor.CPPTYPE_INT64: -(1 << 63)}
+LEAST: Final = {
+    FieldDescriptor.CPPTYPE_INT32: -(1 << 31),
+    FieldDescriptor.CPPTYPE_INT64: -(1 << 63),
+}
 MOST: Final = {
     FieldDescriptor.CPPTYPE_INT32: (1 << 31) - 1,
     FieldDescriptor.CPPTYPE_INT64: (1 << 63) - 1,
@@ -50,10 +53,40 @@ WORDS: Final = (
         "x\x00",
         "x" * 5_000,
     ),
-    *("0" * 32, "f" * 32, "0" * 32 + "-0-0-delay", "f" * 32 + "-" + "f" * 16 + "-" + "f" * 16 + "-delay"),
-    *("f" * 32 + "-7fffffffffffffff-7fffffffffffffff-delay", "f" * 32 + "-8000000000000000-1-delay"),
-    *("20261121T130000Z.log", "99991231T230000Z.log", "00010101T000000Z.idx", "../secret", "%dlq%t.g", "t.plain", "t.keys", "t.g"),
-    *("app:else", "node:broker0", "uid:0", "any:anonymous", "*", "t.*", "earliest", "{", '{"type": 1}', "[" * 5_000, "strict", "off"),
+    *(
+        "0" * 32,
+        "f" * 32,
+        "0" * 32 + "-0-0-delay",
+        "f" * 32 + "-" + "f" * 16 + "-" + "f" * 16 + "-delay",
+    ),
+    *(
+        "f" * 32 + "-7fffffffffffffff-7fffffffffffffff-delay",
+        "f" * 32 + "-8000000000000000-1-delay",
+    ),
+    *(
+        "20261121T130000Z.log",
+        "99991231T230000Z.log",
+        "00010101T000000Z.idx",
+        "../secret",
+        "%dlq%t.g",
+        "t.plain",
+        "t.keys",
+        "t.g",
+    ),
+    *(
+        "app:else",
+        "node:broker0",
+        "uid:0",
+        "any:anonymous",
+        "*",
+        "t.*",
+        "earliest",
+        "{",
+        '{"type": 1}',
+        "[" * 5_000,
+        "strict",
+        "off",
+    ),
 )
 
 
@@ -108,17 +141,25 @@ class Spoiler:
             return choose((0.0, -1.0, 1e308, float("inf"), float("nan")))
         if kind in MOST:
             least, most = LEAST.get(kind, 0), MOST[kind]
-            return min(max(choose((*INTEGERS, least, most, -1, int(time.time() * 1000))), least), most)
+            return min(
+                max(choose((*INTEGERS, least, most, -1, int(time.time() * 1000))), least), most
+            )
         text = choose(self._words)
         return text.encode() if field.type == FieldDescriptor.TYPE_BYTES else text
 
 
-async def fault_of(channel: grpc.aio.Channel, service: str, method: MethodDescriptor, request: bytes, token: str) -> str:
+async def fault_of(
+    channel: grpc.aio.Channel, service: str, method: MethodDescriptor, request: bytes, token: str
+) -> str:
     """What is wrong with the answer to a request; empty if nothing is."""
     size = 0
     try:
         call = channel.unary_stream(f"/{service}/{method.name}")
-        async for each in call(request, timeout=STREAM_S if method.server_streaming else SECONDS, metadata=metadata_of(token, "")):
+        async for each in call(
+            request,
+            timeout=STREAM_S if method.server_streaming else SECONDS,
+            metadata=metadata_of(token, ""),
+        ):
             size = max(size, len(each))
     except grpc.aio.AioRpcError as failure:
         trailers = dict(failure.trailing_metadata() or ())
@@ -141,7 +182,9 @@ async def test_any_request_gets_an_answer_or_a_typed_error(tmp_path: Path, servi
                     method = SERVICES[service].methods_by_name[name]
                     for turn in range(examples(60) if not method.server_streaming else 3):
                         request = spoiler.spoilt(await asked(row.ask(made)))
-                        fault = await fault_of(channel, service, method, request, token if turn % 8 else "")
+                        fault = await fault_of(
+                            channel, service, method, request, token if turn % 8 else ""
+                        )
                         if fault:
                             found.add(f"{name}: {fault} ({shown(method, request)})")
         await cluster.admin.send(World.subject, b"the next one is served")

@@ -28,7 +28,11 @@ def read(path: Path) -> x509.Certificate:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_existing_certificates_are_kept_and_missing_ones_made(tmp_path: Path) -> None:
@@ -38,7 +42,9 @@ def test_existing_certificates_are_kept_and_missing_ones_made(tmp_path: Path) ->
     assert contents(tmp_path) == before
     made = make_certificates(tmp_path, [*CLUSTER, CertificateHolder("app", "orders")])
     assert [each.cert.parent.name for each in made] == ["orders"]
-    (tmp_path / "members" / "g1-a" / "cert.pem").unlink()  # as after a crash: the certificate is written last
+    (
+        tmp_path / "members" / "g1-a" / "cert.pem"
+    ).unlink()  # as after a crash: the certificate is written last
     (repaired,) = make_certificates(tmp_path, CLUSTER)
     assert repaired.cert == tmp_path / "members" / "g1-a" / "cert.pem"
 
@@ -53,8 +59,14 @@ def test_renewed_certificates_come_from_the_same_authorities(tmp_path: Path) -> 
 
 def test_a_member_is_given_no_key_but_its_own(tmp_path: Path) -> None:
     make_certificates(tmp_path, CLUSTER)
-    members = {folder.name: {path.name for path in folder.iterdir()} for folder in (tmp_path / "members").iterdir()}
-    own, for_etcd = {"ca.pem", "cert.pem", "key.pem"}, {"etcd-ca.pem", "etcd-cert.pem", "etcd-key.pem"}
+    members = {
+        folder.name: {path.name for path in folder.iterdir()}
+        for folder in (tmp_path / "members").iterdir()
+    }
+    own, for_etcd = (
+        {"ca.pem", "cert.pem", "key.pem"},
+        {"etcd-ca.pem", "etcd-cert.pem", "etcd-key.pem"},
+    )
     assert members == {
         "admin": own,
         "etcd0": own,
@@ -72,14 +84,22 @@ def test_etcd_trusts_its_own_authority_and_knows_servers_by_one_name(tmp_path: P
     read(members / "g1-a" / "cert.pem").verify_directly_issued_by(ours)
     paper = read(members / "g1-a" / "etcd-cert.pem")
     paper.verify_directly_issued_by(etcds)
-    assert (members / "etcd0" / "ca.pem").read_bytes() == (members / "g1-a" / "etcd-ca.pem").read_bytes()
+    assert (members / "etcd0" / "ca.pem").read_bytes() == (
+        members / "g1-a" / "etcd-ca.pem"
+    ).read_bytes()
     assert ours.public_key() != etcds.public_key()
-    assert [each.value for each in paper.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == ["qmq"]
+    assert [each.value for each in paper.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == [
+        "qmq"
+    ]
 
 
 def test_a_server_is_reached_by_its_name_and_by_the_hosts_that_were_given(tmp_path: Path) -> None:
     make_certificates(tmp_path, CLUSTER)
-    names = read(tmp_path / "members" / "etcd0" / "cert.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = (
+        read(tmp_path / "members" / "etcd0" / "cert.pem")
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value
+    )
     assert names.get_values_for_type(x509.DNSName) == ["etcd0", "localhost"]
     assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
     assert member_of("node", "a=[::1]:1,fe80::1,b").hosts == ("a", "[::1]", "fe80::1", "b")
@@ -91,16 +111,36 @@ def test_without_etcd_there_is_one_authority(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "members", [[CertificateHolder("op", "a"), CertificateHolder("app", "a")], [CertificateHolder("app", "etcd-root")]]
+    "members",
+    [
+        [CertificateHolder("op", "a"), CertificateHolder("app", "a")],
+        [CertificateHolder("app", "etcd-root")],
+    ],
 )
-def test_two_members_cannot_have_one_folder(tmp_path: Path, members: list[CertificateHolder]) -> None:
+def test_two_members_cannot_have_one_folder(
+    tmp_path: Path, members: list[CertificateHolder]
+) -> None:
     with pytest.raises(InvalidArgument, match="needs its own name"):
         make_certificates(tmp_path, members)
 
 
 def test_the_command_says_what_it_made(tmp_path: Path) -> None:
-    words = ("cert", "cluster", "--folder", str(tmp_path), "--node", "a=127.0.0.1", "--app", "orders", "--json")
+    words = (
+        "cert",
+        "cluster",
+        "--folder",
+        str(tmp_path),
+        "--node",
+        "a=127.0.0.1",
+        "--app",
+        "orders",
+        "--json",
+    )
     done = cli_process.run(words, dict(os.environ))
     assert done.returncode == 0, done.stderr
-    assert {Path(each["certificate"]).parent.name for each in json.loads(done.stdout)} == {"authority", "a", "orders"}
+    assert {Path(each["certificate"]).parent.name for each in json.loads(done.stdout)} == {
+        "authority",
+        "a",
+        "orders",
+    }
     assert json.loads(cli_process.run(words, dict(os.environ)).stdout) == []

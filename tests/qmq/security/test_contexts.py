@@ -20,7 +20,15 @@ from qmq.security.contexts import ClusterContext, ContextFile, environment_of
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home without contexts, and an environment that names nothing."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    for name in ("QMQ_CONTEXT", "QMQ_SERVER", "QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY", "QMQ_TOKEN", "QMQ_TOKEN_FILE"):
+    for name in (
+        "QMQ_CONTEXT",
+        "QMQ_SERVER",
+        "QMQ_TLS_CA",
+        "QMQ_TLS_CERT",
+        "QMQ_TLS_KEY",
+        "QMQ_TOKEN",
+        "QMQ_TOKEN_FILE",
+    ):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "config" / "qmq" / "contexts.json"
 
@@ -51,8 +59,18 @@ def test_the_first_context_is_the_current_one_until_another_is_used(home: Path) 
 def test_a_variable_goes_before_the_context(home: Path) -> None:
     ContextFile.of_user().add(ClusterContext("a", "a:1", "ca.pem", "cert.pem", "key.pem", "token"))
     found = environment_of({"XDG_CONFIG_HOME": str(home.parents[1]), "QMQ_CONTEXT": "a"})
-    assert (found["QMQ_SERVER"], found["QMQ_TLS_CA"], found["QMQ_TOKEN_FILE"]) == ("a:1", "ca.pem", "token")
-    given = {"XDG_CONFIG_HOME": str(home.parents[1]), "QMQ_CONTEXT": "a", "QMQ_SERVER": "b:1", "QMQ_TLS_CA": "x", "QMQ_TOKEN": "t"}
+    assert (found["QMQ_SERVER"], found["QMQ_TLS_CA"], found["QMQ_TOKEN_FILE"]) == (
+        "a:1",
+        "ca.pem",
+        "token",
+    )
+    given = {
+        "XDG_CONFIG_HOME": str(home.parents[1]),
+        "QMQ_CONTEXT": "a",
+        "QMQ_SERVER": "b:1",
+        "QMQ_TLS_CA": "x",
+        "QMQ_TOKEN": "t",
+    }
     assert environment_of(given) == given
 
 
@@ -62,7 +80,9 @@ def test_programs_use_no_context_that_they_did_not_name(home: Path) -> None:
     assert environment_of(uses_current=True)["QMQ_SERVER"] == "a:1"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"current": "", "contexts": {"a": {"colour": "red"}}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"current": "", "contexts": {"a": {"colour": "red"}}}']
+)
 def test_a_damaged_file_is_named(home: Path, content: str) -> None:
     home.parent.mkdir(parents=True)
     home.write_text(content)
@@ -79,7 +99,9 @@ def test_the_command_line_goes_where_the_current_context_says(
 
     def say(*words: str) -> str:
         with monkeypatch.context():
-            done = runner.invoke(app, list(words), env=dict.fromkeys(("QMQ_SERVER", "QMQ_TOKEN_FILE")))
+            done = runner.invoke(
+                app, list(words), env=dict.fromkeys(("QMQ_SERVER", "QMQ_TOKEN_FILE"))
+            )
         assert done.exit_code == 0, done.output
         return done.output
 
@@ -92,7 +114,9 @@ def test_the_command_line_goes_where_the_current_context_says(
     assert json.loads(say("context", "list", "--json"))[0]["current"] == "*"
 
 
-async def test_a_program_that_names_a_context_goes_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_that_names_a_context_goes_there(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ContextFile.of_user().add(ClusterContext("far", "192.0.2.1:1"))
     monkeypatch.setenv("QMQ_CONTEXT", "far")
     async with qmq.connect() as mq:

@@ -41,7 +41,9 @@ BOUNDS = RpcBounds(connections_max=50, calls_max=50)
 class ControlPort:
     """A listening port, and a way to call it."""
 
-    def __init__(self, role: str, port: int, network: Network, watchers: Any, served: Any = None) -> None:
+    def __init__(
+        self, role: str, port: int, network: Network, watchers: Any, served: Any = None
+    ) -> None:
         self.role, self.port, self.address, self.watchers = role, port, f"{HOST}:{port}", watchers
         self.served = served
         self._network = network
@@ -51,13 +53,17 @@ class ControlPort:
         if self.role == "meta":
             asker = MetadataClient([self.address], self._network)
             try:
-                await asker.call("ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=0, timeout_s=10)
+                await asker.call(
+                    "ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=0, timeout_s=10
+                )
             finally:
                 await asker.close()
             return
         async with self._network.channel(self.address, any_server) as channel:
             try:
-                await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=10)
+                await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
+                    control_pb2.DescribeReplicaRequest(), timeout=10
+                )
             except Exception as failure:
                 raise typed_error(failure, self.address) from failure
 
@@ -88,13 +94,24 @@ async def listening(
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(running(node_config(folder)))
         if role == "meta":
-            meta = MetaServer(node.coordination, node.view, MetaConfig(host, 0, bounds=bounds), network=server)
+            meta = MetaServer(
+                node.coordination, node.view, MetaConfig(host, 0, bounds=bounds), network=server
+            )
             await meta.start()
             stack.push_async_callback(meta.stop)
             yield ControlPort(role, meta.port, client, lambda: meta.watchers, lambda: meta.rpc_port)
         else:
             status = node.running.status
-            control = await serve_control(node.broker, status, "g", host, 0, network=server, bounds=bounds, access=node.broker.access)
+            control = await serve_control(
+                node.broker,
+                status,
+                "g",
+                host,
+                0,
+                network=server,
+                bounds=bounds,
+                access=node.broker.access,
+            )
             stack.push_async_callback(control.stop, 0)
             yield ControlPort(role, control.port, client, None)
 
@@ -138,7 +155,10 @@ async def relayed(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(HOST, port)
-        pumps.extend(asyncio.ensure_future(each) for each in (pump(reader, there_writer), pump(there_reader, writer)))
+        pumps.extend(
+            asyncio.ensure_future(each)
+            for each in (pump(reader, there_writer), pump(there_reader, writer))
+        )
 
     server = await asyncio.start_server(serve, HOST, 0)
     try:
@@ -152,19 +172,27 @@ async def relayed(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 @pytest.mark.parametrize("role", ["meta", "broker"])
-async def test_who_says_nothing_or_stops_half_way_is_cut(tmp_path: Path, role: str, is_encrypted: bool) -> None:
+async def test_who_says_nothing_or_stops_half_way_is_cut(
+    tmp_path: Path, role: str, is_encrypted: bool
+) -> None:
     papers = Papers(tmp_path / "papers") if is_encrypted else None
     halves = [b"", b"\x16\x03\x01\x02\x00\x01"] if is_encrypted else [b"", PREFACE]
     async with listening(tmp_path, role, replace(BOUNDS, handshake_ms=300), papers) as port:
-        await asyncio.gather(*[Stranger(port.port, half).ended() for half in halves for _ in range(5)])
+        await asyncio.gather(
+            *[Stranger(port.port, half).ended() for half in halves for _ in range(5)]
+        )
         await port.call()
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 @pytest.mark.parametrize("role", ["meta", "broker"])
-async def test_many_silent_connections_keep_no_client_out(tmp_path: Path, role: str, is_encrypted: bool) -> None:
+async def test_many_silent_connections_keep_no_client_out(
+    tmp_path: Path, role: str, is_encrypted: bool
+) -> None:
     papers = Papers(tmp_path / "papers") if is_encrypted else None
-    async with listening(tmp_path, role, replace(BOUNDS, connections_max=200, handshake_ms=600_000), papers) as port:
+    async with listening(
+        tmp_path, role, replace(BOUNDS, connections_max=200, handshake_ms=600_000), papers
+    ) as port:
         strangers = [Stranger(port.port) for _ in range(190)]
         try:
             for _ in range(5):
@@ -174,7 +202,9 @@ async def test_many_silent_connections_keep_no_client_out(tmp_path: Path, role: 
                 each.close()
 
 
-async def test_of_too_many_handshakes_the_one_that_stands_still_longest_goes(tmp_path: Path) -> None:
+async def test_of_too_many_handshakes_the_one_that_stands_still_longest_goes(
+    tmp_path: Path,
+) -> None:
     papers = Papers(tmp_path / "papers")
     async with listening(tmp_path, "meta", replace(BOUNDS, handshakes_max=3), papers) as port:
         strangers = [Stranger(port.port, b"\x16\x03\x01") for _ in range(3)]
@@ -188,7 +218,9 @@ async def test_of_too_many_handshakes_the_one_that_stands_still_longest_goes(tmp
 
 @pytest.mark.parametrize("host", [HOST, REACHABLE])
 @pytest.mark.parametrize("role", ["meta", "broker"])
-async def test_connections_beyond_the_most_are_closed_and_room_comes_back(tmp_path: Path, role: str, host: str) -> None:
+async def test_connections_beyond_the_most_are_closed_and_room_comes_back(
+    tmp_path: Path, role: str, host: str
+) -> None:
     async with listening(tmp_path, role, replace(BOUNDS, connections_max=5), host=host) as port:
         strangers = list[Stranger]()
         for _ in range(5):
@@ -211,10 +243,16 @@ async def test_an_address_whose_idle_connections_take_all_places_makes_room_for_
     context = None if papers is None else Credentials(papers.client).client_context()
     if context is not None:
         context.set_alpn_protocols(["h2"])
-    async with listening(tmp_path, role, replace(BOUNDS, connections_max=6), papers, REACHABLE) as port:
+    async with listening(
+        tmp_path, role, replace(BOUNDS, connections_max=6), papers, REACHABLE
+    ) as port:
         idle = list[asyncio.StreamWriter]()
-        for _ in range(6):  # whole handshakes of TLS and of HTTP/2, from another address than the callers'
-            reader, writer = await asyncio.open_connection(HOST, port.port, ssl=context, local_addr=("127.0.0.2", 0))
+        for _ in range(
+            6
+        ):  # whole handshakes of TLS and of HTTP/2, from another address than the callers'
+            reader, writer = await asyncio.open_connection(
+                HOST, port.port, ssl=context, local_addr=("127.0.0.2", 0)
+            )
             writer.write(PREFACE + SETTINGS)
             assert await reader.read(1)
             idle.append(writer)
@@ -225,9 +263,13 @@ async def test_an_address_whose_idle_connections_take_all_places_makes_room_for_
 
 
 @pytest.mark.parametrize("role", ["meta", "broker"])
-async def test_an_address_that_begins_handshakes_in_all_places_leaves_room(tmp_path: Path, role: str) -> None:
+async def test_an_address_that_begins_handshakes_in_all_places_leaves_room(
+    tmp_path: Path, role: str
+) -> None:
     papers = Papers(tmp_path / "papers")
-    async with listening(tmp_path, role, replace(BOUNDS, connections_max=6, handshake_ms=600_000), papers) as port:
+    async with listening(
+        tmp_path, role, replace(BOUNDS, connections_max=6, handshake_ms=600_000), papers
+    ) as port:
         strangers = [Stranger(port.port, b"\x16\x03\x01") for _ in range(12)]
         await port.served_soon()
         for each in strangers:
@@ -242,9 +284,13 @@ async def test_an_idle_connection_is_closed(tmp_path: Path, role: str) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_a_flood_of_handshakes_waits_and_all_are_served(tmp_path: Path, is_encrypted: bool) -> None:
+async def test_a_flood_of_handshakes_waits_and_all_are_served(
+    tmp_path: Path, is_encrypted: bool
+) -> None:
     papers = Papers(tmp_path / "papers") if is_encrypted else None
-    async with listening(tmp_path, "meta", replace(BOUNDS, handshakes_per_s=5), papers, REACHABLE) as port:
+    async with listening(
+        tmp_path, "meta", replace(BOUNDS, handshakes_per_s=5), papers, REACHABLE
+    ) as port:
         strangers = [Stranger(port.port) for _ in range(3)]
         calls = asyncio.gather(*[port.call() for _ in range(6)])
         await eventually(lambda: port.served().is_paused)
@@ -253,8 +299,12 @@ async def test_a_flood_of_handshakes_waits_and_all_are_served(tmp_path: Path, is
             each.close()
 
 
-async def test_without_tls_too_many_connections_and_silent_ones_keep_no_other_machine_out(tmp_path: Path) -> None:
-    async with listening(tmp_path, "broker", replace(BOUNDS, connections_max=5, handshake_ms=300), host=REACHABLE) as port:
+async def test_without_tls_too_many_connections_and_silent_ones_keep_no_other_machine_out(
+    tmp_path: Path,
+) -> None:
+    async with listening(
+        tmp_path, "broker", replace(BOUNDS, connections_max=5, handshake_ms=300), host=REACHABLE
+    ) as port:
         for _ in range(2):
             strangers = [Stranger(port.port) for _ in range(8)]
             for each in strangers:
@@ -265,7 +315,9 @@ async def test_without_tls_too_many_connections_and_silent_ones_keep_no_other_ma
 
 
 @pytest.mark.parametrize("role", ["meta", "broker"])
-async def test_handshakes_that_fail_are_in_the_audit_log(tmp_path: Path, role: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_handshakes_that_fail_are_in_the_audit_log(
+    tmp_path: Path, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
     papers, strange = Papers(tmp_path / "papers"), Papers(tmp_path / "strange")
     async with listening(tmp_path, role, BOUNDS, papers) as port:
         for _ in range(3):
@@ -311,7 +363,9 @@ async def test_a_control_port_that_stops_leaves_no_socket_and_no_peer(tmp_path: 
 async def test_a_client_whose_idle_connection_was_ended_connects_again(tmp_path: Path) -> None:
     async with listening(tmp_path, "meta", replace(BOUNDS, connections_max=1, idle_ms=200)) as port:
         first, other = MetadataClient([port.address]), MetadataClient([port.address])
-        for _ in range(3):  # there is room for one, so each waits until the other one's connection has been ended
+        for _ in range(
+            3
+        ):  # there is room for one, so each waits until the other one's connection has been ended
             for each in (first, other):
                 async with asyncio.timeout(30):
                     await each.call("ListSubjects", meta_pb2.ListSubjectsRequest(), retry_s=20)
@@ -320,7 +374,10 @@ async def test_a_client_whose_idle_connection_was_ended_connects_again(tmp_path:
 
 
 async def test_who_vanished_while_a_call_was_under_way_is_forgotten(tmp_path: Path) -> None:
-    async with listening(tmp_path, "meta", replace(BOUNDS, ping_ms=200, ping_timeout_ms=200)) as port, relayed(port.port) as (relay, cut):
+    async with (
+        listening(tmp_path, "meta", replace(BOUNDS, ping_ms=200, ping_timeout_ms=200)) as port,
+        relayed(port.port) as (relay, cut),
+    ):
         mq = MetadataClient([f"{HOST}:{relay}"])
         watch = mq.watch()
         await anext(watch)
@@ -344,4 +401,9 @@ async def test_calls_over_the_limit_are_told_to_retry_later(tmp_path: Path) -> N
 
 
 def test_connections_to_a_control_port_leave_descriptors_for_files() -> None:
-    assert [control_connections_max(limit) for limit in (1 << 20, 1024, 300, 2)] == [256, 256, 75, 1]
+    assert [control_connections_max(limit) for limit in (1 << 20, 1024, 300, 2)] == [
+        256,
+        256,
+        75,
+        1,
+    ]

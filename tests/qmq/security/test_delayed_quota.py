@@ -43,8 +43,12 @@ async def limited(limit: int, *, delay: int = 1) -> AsyncIterator[tuple[TestClus
 
 async def test_a_subject_has_so_many_delayed_messages_and_no_more() -> None:
     async with limited(3) as (cluster, mq):
-        ids = [(await mq.send("later", b"%d" % number, delay=HOUR)).delayed_id for number in range(3)]
-        with pytest.raises(QuotaExceeded, match=r"'later' has 3 delayed messages .* and 1 more are over the 3") as caught:
+        ids = [
+            (await mq.send("later", b"%d" % number, delay=HOUR)).delayed_id for number in range(3)
+        ]
+        with pytest.raises(
+            QuotaExceeded, match=r"'later' has 3 delayed messages .* and 1 more are over the 3"
+        ) as caught:
             await mq.send("later", b"x", delay=HOUR)
         assert "qmq delay cancel" in caught.value.message
         await mq.send("later", b"at once")
@@ -75,7 +79,9 @@ async def test_subjects_that_a_principal_created_have_so_many_delayed_messages_t
         await mq.send_many("two", [b"1", b"2"], delays=HOUR)
         await eventually(lambda: delay_node(cluster).view.subject("two") is not None)
         for name in ("one", "two"):
-            with pytest.raises(QuotaExceeded, match=f"that {created_by} created have 3 delayed messages"):
+            with pytest.raises(
+                QuotaExceeded, match=f"that {created_by} created have 3 delayed messages"
+            ):
                 await mq.send(name, b"x", delay=HOUR)
         await cluster.clock.advance(hours=1, seconds=1)
         await eventually(lambda: not delay_node(cluster).broker.store.projection.pending.all())
@@ -123,7 +129,11 @@ async def test_a_retry_of_a_stored_batch_is_answered_over_the_quota_too() -> Non
 
         def ask(request_id: int, number: int) -> None:
             envelope, region = encode(
-                b"later", Columns([b"x"], due_times_ms=[due_ms]), producer_id=1, batch_sequence=number, create_time_ms=1
+                b"later",
+                Columns([b"x"], due_times_ms=[due_ms]),
+                producer_id=1,
+                batch_sequence=number,
+                create_time_ms=1,
             )
             broker.produce(Asker(), request_id, memoryview(envelope + region))
 
@@ -133,7 +143,14 @@ async def test_a_retry_of_a_stored_batch_is_answered_over_the_quota_too() -> Non
         ask(3, 0)
         ask(4, 1)
         await eventually(lambda: len(answers) == 4)
-        kinds = {request_id: HEADER.unpack_from(answer)[1] for request_id, answer in answers.items()}
-        assert kinds == {1: FrameKind.PRODUCED, 2: FrameKind.PRODUCED, 3: FrameKind.PRODUCED, 4: FrameKind.ERROR}
+        kinds = {
+            request_id: HEADER.unpack_from(answer)[1] for request_id, answer in answers.items()
+        }
+        assert kinds == {
+            1: FrameKind.PRODUCED,
+            2: FrameKind.PRODUCED,
+            3: FrameKind.PRODUCED,
+            4: FrameKind.ERROR,
+        }
         assert answers[1][HEADER_BYTES:] == answers[2][HEADER_BYTES:] == answers[3][HEADER_BYTES:]
         assert isinstance(unpack_error(answers[4][HEADER_BYTES:]), QuotaExceeded)

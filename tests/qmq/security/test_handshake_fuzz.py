@@ -32,7 +32,23 @@ from qmq.wire.frame import HEADER, FrameKind, frame
 
 COUNT = int(os.environ.get("QMQ_FUZZ", {"gate": 3_000, "all": 1_000_000}.get(forms.FORM, 20_000)))
 TOKEN = "qmq_" + "0" * 12 + "_" + "A" * 43
-TEXTS: tuple[Any, ...] = ("", "a", TOKEN, TOKEN[:-1], "qmqs_" + "A" * 43, "a.b.c", "\0", "é", "\ud800", "x" * 9_000, None, 7, [], {}, True)
+TEXTS: tuple[Any, ...] = (
+    "",
+    "a",
+    TOKEN,
+    TOKEN[:-1],
+    "qmqs_" + "A" * 43,
+    "a.b.c",
+    "\0",
+    "é",
+    "\ud800",
+    "x" * 9_000,
+    None,
+    7,
+    [],
+    {},
+    True,
+)
 
 
 class Absent(asyncio.Transport):
@@ -77,12 +93,25 @@ class Absent(asyncio.Transport):
 def opening(chance: random.Random) -> bytes:
     """The first bytes that a peer might send."""
     choose = chance.choice
-    hello = {"version": choose((1, 1, 1, 0, 2, -1, "1", None)), "client": choose(("c", "c", *TEXTS)), "token": choose(TEXTS)}
+    hello = {
+        "version": choose((1, 1, 1, 0, 2, -1, "1", None)),
+        "client": choose(("c", "c", *TEXTS)),
+        "token": choose(TEXTS),
+    }
     kind = choose(
-        (FrameKind.HELLO,) * 4 + (FrameKind.REPLICA_HELLO, FrameKind.REAUTH, FrameKind.PRODUCE, FrameKind.ATTACH, FrameKind.REPLICA)
+        (FrameKind.HELLO,) * 4
+        + (
+            FrameKind.REPLICA_HELLO,
+            FrameKind.REAUTH,
+            FrameKind.PRODUCE,
+            FrameKind.ATTACH,
+            FrameKind.REPLICA,
+        )
     )
     if kind is FrameKind.REPLICA_HELLO and chance.random() < 0.5:
-        payload = PeerHello(choose(("broker-0", "g")), choose(("a", "broker-0")), "broker-0", "n").pack()
+        payload = PeerHello(
+            choose(("broker-0", "g")), choose(("a", "broker-0")), "broker-0", "n"
+        ).pack()
     else:
         payload = json.dumps(hello).encode()
     made = bytearray(frame(kind, chance.getrandbits(8), payload))
@@ -109,7 +138,9 @@ def feed(connection: DataConnection, data: bytes) -> None:
         at += taken
 
 
-async def test_no_malformed_handshake_yields_a_principal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_malformed_handshake_yields_a_principal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL)  # what pytest keeps of a million refusals are 100 GB
     print(f"seed {forms.SEED}")
     chance = random.Random(forms.SEED)
@@ -118,7 +149,9 @@ async def test_no_malformed_handshake_yields_a_principal(tmp_path: Path, caplog:
         throttle = Throttle(broker.access, broker.loop.time)
         before = broker.store.index
         for number in range(COUNT):
-            connection = DataConnection(broker, lambda _: None, SharedByConnections(throttle=throttle))
+            connection = DataConnection(
+                broker, lambda _: None, SharedByConnections(throttle=throttle)
+            )
             connection.stream.connection_made(Absent())
             feed(connection, opening(chance))
             assert connection.access.caller.principal == ANONYMOUS, number

@@ -32,7 +32,9 @@ def resident_bytes() -> int:
 
 @asynccontextmanager
 async def listening(tmp_path: Path) -> AsyncIterator[TlsListener]:
-    listener = await TlsNetwork(Credentials(Papers(tmp_path / "papers").server)).listen(HOST, 0, asyncio.Protocol)
+    listener = await TlsNetwork(Credentials(Papers(tmp_path / "papers").server)).listen(
+        HOST, 0, asyncio.Protocol
+    )
     assert isinstance(listener, TlsListener)
     try:
         yield listener

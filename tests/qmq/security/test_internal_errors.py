@@ -21,9 +21,14 @@ class CallContext:
         raise grpc.RpcError
 
 
-async def test_a_client_does_not_read_what_failed_inside_and_the_log_has_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_does_not_read_what_failed_inside_and_the_log_has_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     context: Any = CallContext()
     with pytest.raises(grpc.RpcError):
         await abort(context, OSError("cannot open /data/private/coordination.db"), "DeleteSubject")
-    assert context.ended == (grpc.StatusCode.INTERNAL, "an internal error (OSError), which the server's log explains")
+    assert context.ended == (
+        grpc.StatusCode.INTERNAL,
+        "an internal error (OSError), which the server's log explains",
+    )
     assert "/data/private/coordination.db" in caplog.text

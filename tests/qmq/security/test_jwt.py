@@ -32,14 +32,21 @@ ED = ed25519.Ed25519PrivateKey.generate()
 
 def verifier(keys: Callable[[], bytes] | None = None, **config: str) -> JwtVerifier:
     given = keys or (lambda: jwks(one=EC, two=RSA, three=ED))
-    return JwtVerifier(JwtConfig(ISSUER, "https://id.example/jwks", **config), fetch=given, now_ms=lambda: NOW_MS)
+    return JwtVerifier(
+        JwtConfig(ISSUER, "https://id.example/jwks", **config), fetch=given, now_ms=lambda: NOW_MS
+    )
 
 
 @pytest.mark.parametrize(
-    ("key", "algorithm", "kid"), [(EC, "ES256", "one"), (RSA, "RS256", "two"), (ED, "EdDSA", "three")], ids=["EC", "RSA", "Ed25519"]
+    ("key", "algorithm", "kid"),
+    [(EC, "ES256", "one"), (RSA, "RS256", "two"), (ED, "EdDSA", "three")],
+    ids=["EC", "RSA", "Ed25519"],
 )
 def test_a_token_names_its_principal(key: Any, algorithm: str, kid: str) -> None:
-    assert verifier().verify(token(key, algorithm, kid)) == (Principal("app", "orders"), (CLAIMS["exp"] + LEEWAY_S) * 1000)
+    assert verifier().verify(token(key, algorithm, kid)) == (
+        Principal("app", "orders"),
+        (CLAIMS["exp"] + LEEWAY_S) * 1000,
+    )
 
 
 async def test_a_token_accepted_in_the_leeway_is_served_and_not_cut_at_once(tmp_path: Path) -> None:
@@ -55,13 +62,21 @@ async def test_a_token_accepted_in_the_leeway_is_served_and_not_cut_at_once(tmp_
 
 
 def test_the_claim_that_names_the_principal_is_chosen() -> None:
-    found = verifier(claim="email", email_domain="example.org").verify(token(email="alice@Example.org"))
+    found = verifier(claim="email", email_domain="example.org").verify(
+        token(email="alice@Example.org")
+    )
     assert found[0] == Principal("app", "alice")
     assert verifier(claim="role").verify(token(role="op:alice"))[0] == Principal("op", "alice")
 
 
 @pytest.mark.parametrize(
-    "email", ["alice@evil.example", "alice@evil.example@example.org", "alice@example.org.evil.example", "@example.org"]
+    "email",
+    [
+        "alice@evil.example",
+        "alice@evil.example@example.org",
+        "alice@example.org.evil.example",
+        "@example.org",
+    ],
 )
 def test_an_address_of_another_domain_is_another_principal(email: str) -> None:
     with pytest.raises(NotAuthenticated):
@@ -72,7 +87,9 @@ def test_an_address_that_is_not_verified_names_no_principal() -> None:
     given = verifier(claim="email", email_domain="example.org")
     with pytest.raises(NotAuthenticated, match="not verified"):
         given.verify(token(email="alice@example.org", email_verified=False))
-    assert given.verify(token(email="alice@example.org", email_verified=True))[0] == Principal("app", "alice")
+    assert given.verify(token(email="alice@example.org", email_verified=True))[0] == Principal(
+        "app", "alice"
+    )
 
 
 def test_an_address_is_refused_until_its_domain_is_named() -> None:
@@ -98,7 +115,9 @@ WRONG: dict[str, Callable[[], str]] = {
     "of no name": lambda: token(sub="a b"),
     "signed by another key": lambda: token(OTHER),
     "of a key that is not known": lambda: token(kid="nobody"),
-    "signed with a shared secret": lambda: jwt.encode(CLAIMS, "s" * 32, algorithm="HS256", headers={"kid": "one"}),
+    "signed with a shared secret": lambda: jwt.encode(
+        CLAIMS, "s" * 32, algorithm="HS256", headers={"kid": "one"}
+    ),
     "not signed": lambda: jwt.encode(CLAIMS, None, algorithm="none", headers={"kid": "one"}),
     "changed": lambda: token()[:-4] + "AAAA",
     "no token": lambda: "a.b.c",
@@ -115,7 +134,9 @@ def test_a_token_that_does_not_hold_is_refused(name: str) -> None:
 
 
 def test_a_public_key_is_not_accepted_as_a_shared_secret() -> None:
-    pem = EC.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    pem = EC.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     body = token().split(".")[1].encode()
     forged = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"one"}').rstrip(b"=") + b"." + body
     mac = base64.urlsafe_b64encode(hmac.new(pem, forged, hashlib.sha256).digest()).rstrip(b"=")
@@ -164,7 +185,9 @@ def test_keys_that_cannot_be_trusted_or_read_are_refused(keys: str) -> None:
 async def test_a_node_takes_the_tokens_of_its_provider_for_itself_only(tmp_path: Path) -> None:
     file = tmp_path / "jwks.json"
     file.write_bytes(jwks(one=EC))
-    config = dataclasses.replace(node_config(tmp_path / "node"), access=AccessConfig(jwt=JwtConfig(ISSUER, str(file))))
+    config = dataclasses.replace(
+        node_config(tmp_path / "node"), access=AccessConfig(jwt=JwtConfig(ISSUER, str(file)))
+    )
     made = token(exp=int(time.time()) + 600)
     async with running(config) as node, qmq.connect(node.address, token=made) as orders:
         await orders.send("orders", b"1")

@@ -14,7 +14,14 @@ from support import eventually
 import qmq
 from qmq.errors import AccessDenied, InvalidArgument, InvalidName, QuotaExceeded
 from qmq.meta import access
-from qmq.security.access_rules import AccessRule, Operation, ResourceKind, decide, on_cluster, on_namespace
+from qmq.security.access_rules import (
+    AccessRule,
+    Operation,
+    ResourceKind,
+    decide,
+    on_cluster,
+    on_namespace,
+)
 
 BOB = "op:bob"
 ADMINISTER = frozenset({Operation.ADMINISTER})
@@ -29,20 +36,30 @@ async def team(tmp_path: Path) -> AsyncIterator[tuple[Cluster, qmq.Client]]:
             yield cluster, bob
 
 
-async def test_a_team_lets_its_own_applications_in_without_the_cluster_s_administrator(tmp_path: Path) -> None:
+async def test_a_team_lets_its_own_applications_in_without_the_cluster_s_administrator(
+    tmp_path: Path,
+) -> None:
     async with team(tmp_path) as (cluster, bob):
         for kind in ("subject", "group"):
             await bob.access.put_rule("role:pay.services", [], kind, "pay.*")
         await bob.access.change_role("pay.services", add=["app:pay.checkout"])
         made = await bob.access.create_token("app:pay.checkout")
         view = cluster.node.view.access
-        await eventually(lambda: made.info.id in view.tokens and "pay.services" in view.roles and len(view.rules) == 6)
+        await eventually(
+            lambda: (
+                made.info.id in view.tokens
+                and "pay.services" in view.roles
+                and len(view.rules) == 6
+            )
+        )
         async with qmq.connect(cluster.node.address, token=made.token) as checkout:
             await checkout.send("pay.new", b"1")
             assert (await anext(checkout.consumer("pay.new", group="pay.g"))).body == b"1"
             with pytest.raises(AccessDenied):
                 await checkout.send("orders", b"1")
-        assert (await bob.access.test("app:pay.checkout", "produce", "subject", "pay.new")).is_allowed
+        assert (
+            await bob.access.test("app:pay.checkout", "produce", "subject", "pay.new")
+        ).is_allowed
         assert await bob.access.delete_tokens(token_id=made.info.id) == [made.info.id]
 
 
@@ -58,7 +75,9 @@ async def test_a_team_sets_quotas_of_its_own_within_the_cluster_s(tmp_path: Path
         assert not given.is_team
         assert {each.id for each in await bob.access.quotas("pay.")} >= {given.id, own.id}
         limits = cluster.node.access.subject_quota("pay.x")
-        assert (limits.subjects, limits.groups) == (1, 1), "its own quota lets no team out of the cluster's"
+        assert (limits.subjects, limits.groups) == (1, 1), (
+            "its own quota lets no team out of the cluster's"
+        )
         await bob.access.delete_quota(own.id)
         await eventually(lambda: own.id not in view.quotas)
 
@@ -70,9 +89,13 @@ BEYOND: dict[str, Act] = {
     "every subject": lambda mq: mq.access.put_rule(BOB, [], "subject"),
     "a group of others": lambda mq: mq.access.put_rule(BOB, [], "group", "billing"),
     "the cluster": lambda mq: mq.access.put_rule(BOB, ["administer"], "cluster"),
-    "the cluster under a namespace's pattern": lambda mq: mq.access.put_rule(BOB, ["administer"], "cluster", "pay.x"),
+    "the cluster under a namespace's pattern": lambda mq: mq.access.put_rule(
+        BOB, ["administer"], "cluster", "pay.x"
+    ),
     "another namespace": lambda mq: mq.access.put_rule(BOB, ["administer"], "namespace", "orders."),
-    "a rule of others, by its id": lambda mq: mq.access.put_rule(BOB, [], "subject", "pay.x", rule_id="others"),
+    "a rule of others, by its id": lambda mq: mq.access.put_rule(
+        BOB, [], "subject", "pay.x", rule_id="others"
+    ),
     "the end of a rule of others": lambda mq: mq.access.delete_rule("others"),
     "the end of a rule that is not there": lambda mq: mq.access.delete_rule("nothing"),
     "a role of others": lambda mq: mq.access.change_role("admins", add=[BOB]),
@@ -80,11 +103,19 @@ BEYOND: dict[str, Act] = {
     "a person": lambda mq: mq.access.create_token("op:pay.alice"),
     "tokens of others": lambda mq: mq.access.delete_tokens(principal="op:admin"),
     "a quota of everybody": lambda mq: mq.access.put_quota("*", {"connections": 9}),
-    "a quota of a role, which may have members of others": lambda mq: mq.access.put_quota("role:pay.services", {"connections": 9}),
+    "a quota of a role, which may have members of others": lambda mq: mq.access.put_quota(
+        "role:pay.services", {"connections": 9}
+    ),
     "a quota of a person": lambda mq: mq.access.put_quota("op:pay.alice", {"connections": 9}),
-    "a quota of subjects of others": lambda mq: mq.access.put_quota("subject:pay*", {"subjects": 9}),
-    "a quota of another namespace": lambda mq: mq.access.put_quota("namespace:orders.", {"produce_bytes_per_s": 9}),
-    "the cluster's quota for itself, by its id": lambda mq: mq.access.put_quota("subject:pay.*", {"subjects": 9}, quota_id="given"),
+    "a quota of subjects of others": lambda mq: mq.access.put_quota(
+        "subject:pay*", {"subjects": 9}
+    ),
+    "a quota of another namespace": lambda mq: mq.access.put_quota(
+        "namespace:orders.", {"produce_bytes_per_s": 9}
+    ),
+    "the cluster's quota for itself, by its id": lambda mq: mq.access.put_quota(
+        "subject:pay.*", {"subjects": 9}, quota_id="given"
+    ),
     "the end of the cluster's quota for itself": lambda mq: mq.access.delete_quota("given"),
     "the mode": lambda mq: mq.access.set_mode("off"),
     "all rules": lambda mq: mq.access.rules(),
@@ -130,18 +161,32 @@ async def test_a_team_sees_its_own_rules_roles_tokens_and_quotas(tmp_path: Path)
         await bob.access.change_role("pay.r", add=["app:pay.x"])
         await bob.access.create_token("app:pay.x")
         view = cluster.node.view.access
-        await eventually(lambda: len(view.quotas) == 2 and "pay.r" in view.roles and len(view.rules) == 5 and len(view.tokens) == 3)
+        await eventually(
+            lambda: (
+                len(view.quotas) == 2
+                and "pay.r" in view.roles
+                and len(view.rules) == 5
+                and len(view.tokens) == 3
+            )
+        )
         found = await bob.access.rules("pay.")
-        assert {(each.kind, each.pattern) for each in found.rules} == {("namespace", "pay."), ("subject", "pay.*")}
+        assert {(each.kind, each.pattern) for each in found.rules} == {
+            ("namespace", "pay."),
+            ("subject", "pay.*"),
+        }
         assert [each.name for each in found.roles] == ["pay.r"]
         assert [each.principal for each in await bob.access.tokens("pay.")] == ["app:pay.x"]
         assert [each.principal for each in await bob.access.quotas("pay.")] == ["namespace:pay."]
 
 
-async def test_a_team_hands_a_part_of_its_namespace_on_and_does_not_lock_itself_out(tmp_path: Path) -> None:
+async def test_a_team_hands_a_part_of_its_namespace_on_and_does_not_lock_itself_out(
+    tmp_path: Path,
+) -> None:
     async with team(tmp_path) as (cluster, bob):
         await bob.access.put_rule("op:carol", ["administer"], "namespace", "pay.in.")
-        own = next(each.id for each in (await bob.access.rules("pay.")).rules if each.principal == BOB)
+        own = next(
+            each.id for each in (await bob.access.rules("pay.")).rules if each.principal == BOB
+        )
         with pytest.raises(InvalidArgument, match=r"namespace pay\."):
             await bob.access.delete_rule(own)
         async with cluster.client("op:carol") as carol:
@@ -150,7 +195,9 @@ async def test_a_team_hands_a_part_of_its_namespace_on_and_does_not_lock_itself_
                 await carol.access.put_rule("app:pay.in.x", ["produce"], "subject", "pay.*")
 
 
-async def test_a_namespace_has_so_many_records_and_leaves_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_namespace_has_so_many_records_and_leaves_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(access, "NAMESPACE_RECORDS_MAX", 3)
     async with team(tmp_path) as (cluster, bob):
         await bob.access.put_rule("op:carol", ["administer"], "namespace", "pay.in.")
@@ -162,14 +209,25 @@ async def test_a_namespace_has_so_many_records_and_leaves_room_for_others(tmp_pa
         await cluster.allow("app:orders", "produce", "subject", "orders")
 
 
-@pytest.mark.parametrize(("operations", "pattern"), [(["produce"], "pay."), ([], "pay."), (["administer"], "*"), (["administer"], "pay.*")])
-async def test_a_namespace_is_a_prefix_and_is_administered_only(tmp_path: Path, operations: list[str], pattern: str) -> None:
+@pytest.mark.parametrize(
+    ("operations", "pattern"),
+    [(["produce"], "pay."), ([], "pay."), (["administer"], "*"), (["administer"], "pay.*")],
+)
+async def test_a_namespace_is_a_prefix_and_is_administered_only(
+    tmp_path: Path, operations: list[str], pattern: str
+) -> None:
     async with guarded(tmp_path) as cluster:
         with pytest.raises((InvalidArgument, InvalidName)):
             await cluster.admin.access.put_rule(BOB, operations, "namespace", pattern)
 
 
-def rule(kind: ResourceKind, pattern: str, *, is_deny: bool = False, operations: frozenset[Operation] = ADMINISTER) -> AccessRule:
+def rule(
+    kind: ResourceKind,
+    pattern: str,
+    *,
+    is_deny: bool = False,
+    operations: frozenset[Operation] = ADMINISTER,
+) -> AccessRule:
     return AccessRule("r", is_deny, BOB, operations, kind, pattern)
 
 
@@ -180,12 +238,41 @@ def rule(kind: ResourceKind, pattern: str, *, is_deny: bool = False, operations:
         ([rule(ResourceKind.NAMESPACE, "pay.")], "pay", False),
         ([rule(ResourceKind.NAMESPACE, "pay.")], "", False),
         ([rule(ResourceKind.CLUSTER, "*")], "pay.", True),
-        ([rule(ResourceKind.CLUSTER, "*", operations=frozenset({Operation.OPERATE}))], "pay.", False),
+        (
+            [rule(ResourceKind.CLUSTER, "*", operations=frozenset({Operation.OPERATE}))],
+            "pay.",
+            False,
+        ),
         ([rule(ResourceKind.SUBJECT, "*", operations=frozenset())], "pay.", False),
-        ([rule(ResourceKind.CLUSTER, "*"), rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True)], "pay.keys.x", False),
-        ([rule(ResourceKind.CLUSTER, "*"), rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True)], "pay.", False),
-        ([rule(ResourceKind.CLUSTER, "*"), rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True)], "pay.other", True),
-        ([rule(ResourceKind.NAMESPACE, "pay."), rule(ResourceKind.CLUSTER, "*", is_deny=True)], "pay.", False),
+        (
+            [
+                rule(ResourceKind.CLUSTER, "*"),
+                rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True),
+            ],
+            "pay.keys.x",
+            False,
+        ),
+        (
+            [
+                rule(ResourceKind.CLUSTER, "*"),
+                rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True),
+            ],
+            "pay.",
+            False,
+        ),
+        (
+            [
+                rule(ResourceKind.CLUSTER, "*"),
+                rule(ResourceKind.NAMESPACE, "pay.keys.", is_deny=True),
+            ],
+            "pay.other",
+            True,
+        ),
+        (
+            [rule(ResourceKind.NAMESPACE, "pay."), rule(ResourceKind.CLUSTER, "*", is_deny=True)],
+            "pay.",
+            False,
+        ),
     ],
 )
 def test_a_namespace_is_administered_by_rules_on_it_around_it_or_on_the_cluster(
@@ -195,4 +282,6 @@ def test_a_namespace_is_administered_by_rules_on_it_around_it_or_on_the_cluster(
 
 
 def test_a_namespace_does_not_make_an_administrator_of_the_cluster() -> None:
-    assert not decide([rule(ResourceKind.NAMESPACE, "pay.")], on_cluster(Operation.ADMINISTER)).is_allowed
+    assert not decide(
+        [rule(ResourceKind.NAMESPACE, "pay.")], on_cluster(Operation.ADMINISTER)
+    ).is_allowed

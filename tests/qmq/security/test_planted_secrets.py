@@ -93,12 +93,20 @@ def _telling(secret: str) -> str:
 
 
 @asynccontextmanager
-async def started(*words: str, folder: Path, ready: str, environment: Mapping[str, str]) -> AsyncIterator[str]:
+async def started(
+    *words: str, folder: Path, ready: str, environment: Mapping[str, str]
+) -> AsyncIterator[str]:
     """A command as a process, which writes to FOLDER/NAME.log and .err; yields the line that says it is ready. It stops cleanly."""
     out, errors = folder / f"{words[0]}.log", folder / f"{words[0]}.err"
     with out.open("wb") as to_out, errors.open("wb") as to_errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "qmq.cli", *words, stdout=to_out, stderr=to_errors, env=dict(environment)
+            sys.executable,
+            "-m",
+            "qmq.cli",
+            *words,
+            stdout=to_out,
+            stderr=to_errors,
+            env=dict(environment),
         )
     try:
         async with asyncio.timeout(120):
@@ -142,17 +150,32 @@ def signed(access_key: str, secret_key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", shown), ("x-mq-date-time", when), ("x-mq-client-id", "stub@1@1"))
 
 
-async def use_gateway(address: str, ca: bytes, known: tuple[str, str], wrong: tuple[str, str]) -> AsyncIterator[str]:
+async def use_gateway(
+    address: str, ca: bytes, known: tuple[str, str], wrong: tuple[str, str]
+) -> AsyncIterator[str]:
     """Send through the gateway, as a known client and as an unknown client. Yields the gateway's answers."""
     options = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca), options=options) as channel:
+    async with grpc.aio.secure_channel(
+        address, grpc.ssl_channel_credentials(ca), options=options
+    ) as channel:
         stub: Any = MessagingServiceStub(channel)
-        for keys, topic, code in ((known, "shop", api.OK), (known, "payments", api.FORBIDDEN), (wrong, "shop", api.UNAUTHORIZED)):
+        for keys, topic, code in (
+            (known, "shop", api.OK),
+            (known, "payments", api.FORBIDDEN),
+            (wrong, "shop", api.UNAUTHORIZED),
+        ):
             about = api.SystemProperties(
-                message_id=uuid.uuid4().hex.upper(), message_type=api.NORMAL, body_encoding=api.IDENTITY, born_host="here"
+                message_id=uuid.uuid4().hex.upper(),
+                message_type=api.NORMAL,
+                body_encoding=api.IDENTITY,
+                born_host="here",
             )
             sent = api.Message(topic=api.Resource(name=topic), body=b"1", system_properties=about)
-            answer = await stub.SendMessage(calls.SendMessageRequest(messages=[sent]), metadata=signed(*keys), wait_for_ready=True)
+            answer = await stub.SendMessage(
+                calls.SendMessageRequest(messages=[sent]),
+                metadata=signed(*keys),
+                wait_for_ready=True,
+            )
             assert answer.status.code == code, answer
             yield str(answer)
 
@@ -162,7 +185,10 @@ async def use_gateway(address: str, ca: bytes, known: tuple[str, str], wrong: tu
 
 def browse(address: str, token: str, wrong: str, context: Any) -> Iterator[str]:
     """Log in with a token that is wrong, and with one that is right; then follow every link. Yields pages, JSON and headers."""
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()), urllib.request.HTTPSHandler(context=context))
+    opener = urllib.request.build_opener(
+        urllib.request.HTTPCookieProcessor(CookieJar()),
+        urllib.request.HTTPSHandler(context=context),
+    )
 
     def ask(path: str, form: Mapping[str, str] | None = None) -> tuple[int, str]:
         body = None if form is None else urllib.parse.urlencode(form).encode()
@@ -180,7 +206,16 @@ def browse(address: str, token: str, wrong: str, context: Any) -> Iterator[str]:
     assert status == 200, page
     yield page
     seen = {"/", "/login", "/logout"}
-    waiting = ["/", "/history.json", "/subjects/orders/history.json", "/subjects", "/cluster", "/dead-letters", "/delays", "/nowhere"]
+    waiting = [
+        "/",
+        "/history.json",
+        "/subjects/orders/history.json",
+        "/subjects",
+        "/cluster",
+        "/dead-letters",
+        "/delays",
+        "/nowhere",
+    ]
     shown = set()
     while waiting and len(seen) < PAGES_MAX:
         path = waiting.pop(0)
@@ -188,39 +223,70 @@ def browse(address: str, token: str, wrong: str, context: Any) -> Iterator[str]:
         status, page = ask(path)
         shown.add((path, status))
         yield page
-        waiting += [each for each in LINK.findall(page) if each not in seen and each not in waiting and not each.endswith("/tail")]
-    assert {("/", 200), ("/history.json", 200), ("/subjects/orders", 200), ("/cluster", 200), ("/delays", 200)} <= shown, shown
+        waiting += [
+            each
+            for each in LINK.findall(page)
+            if each not in seen and each not in waiting and not each.endswith("/tail")
+        ]
+    assert {
+        ("/", 200),
+        ("/history.json", 200),
+        ("/subjects/orders", 200),
+        ("/cluster", 200),
+        ("/delays", 200),
+    } <= shown, shown
 
 
 # --- the whole ---------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_secrets_stay_where_they_belong_while_everything_works_with_them(tmp_path: Path) -> None:
+async def test_secrets_stay_where_they_belong_while_everything_works_with_them(
+    tmp_path: Path,
+) -> None:
     secrets, papers = Secrets(tmp_path), Papers(tmp_path / "papers")
     own = {"node": papers.server, **{name: papers.of(name, kind) for name, kind in _HOLDERS}}
     for key in papers.folder.glob("*.key"):
         secrets.plant(f"key of {key.stem}", key.read_text(), key)
     keys = tmp_path / "jwks.json"
     keys.write_bytes(jwks(one=EC))
-    provider = EC.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    provider = EC.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     secrets.plant("key of the identity provider", provider.decode())
     texts, trusted = list[str](), Credentials(papers.ca_only).pem.ca
-    node = NodeProcess(tmp_path / "data", *_tls_options(papers.server), "--admins", "op:admin", "--verbose")
+    node = NodeProcess(
+        tmp_path / "data", *_tls_options(papers.server), "--admins", "op:admin", "--verbose"
+    )
     node.options += ("--metrics-port", "0", "--audit-log", str(tmp_path / "audit.jsonl"))
-    node.variables = {"QMQ_TLS_CLIENTS": "optional", "QMQ_AUDIT_SUBJECT": "audit", "QMQ_JWT_ISSUER": ISSUER, "QMQ_JWT_KEYS": str(keys)}
+    node.variables = {
+        "QMQ_TLS_CLIENTS": "optional",
+        "QMQ_AUDIT_SUBJECT": "audit",
+        "QMQ_JWT_ISSUER": ISSUER,
+        "QMQ_JWT_KEYS": str(keys),
+    }
     await asyncio.to_thread(node.start)
     try:
         async with AsyncExitStack() as stack:
             admin = await stack.enter_async_context(qmq.connect(node.address, tls=own["admin"]))
             tokens = await _close(admin, secrets)
             credentials = tmp_path / "gateway.json"
-            shop = {"access_key": "shop", "secret_key": secrets.plant("the gateway's secret key", "Opensesame77", credentials)}
+            shop = {
+                "access_key": "shop",
+                "secret_key": secrets.plant(
+                    "the gateway's secret key", "Opensesame77", credentials
+                ),
+            }
             credentials.write_text(json.dumps([{**shop, "token": tokens["app:shop"]}]))
             secrets.homes["token of app:shop"] = {credentials.name}
-            unknown = secrets.plant("a token that nobody was given", new_token(Principal("app", "ghost"), by="", now_ms=1).token)
+            unknown = secrets.plant(
+                "a token that nobody was given",
+                new_token(Principal("app", "ghost"), by="", now_ms=1).token,
+            )
             wrong_key = secrets.plant("a secret key that is wrong", "Guessedwrong88")
             of_provider = secrets.plant("a JWT", jwt_of(sub="people", exp=int(time.time()) + 3600))
-            outdated = secrets.plant("a JWT that has ended", jwt_of(sub="people", exp=int(time.time()) - 3600))
+            outdated = secrets.plant(
+                "a JWT that has ended", jwt_of(sub="people", exp=int(time.time()) - 3600)
+            )
 
             await _work(node.address, papers.ca_only, tokens["app:orders"])
             shown = (unknown, of_provider, outdated, tokens["app:shop"], tokens["app:gone"])
@@ -234,28 +300,63 @@ async def test_secrets_stay_where_they_belong_while_everything_works_with_them(t
                 "--audit-log",
                 str(tmp_path / "audit-gateway"),
             )
-            environment = {**environment_of(own["gateway"]), "QMQ_GATEWAY_CREDENTIALS": str(credentials)}
-            of_gateway = started("gateway", *words, folder=tmp_path, ready="is ready at", environment=environment)
+            environment = {
+                **environment_of(own["gateway"]),
+                "QMQ_GATEWAY_CREDENTIALS": str(credentials),
+            }
+            of_gateway = started(
+                "gateway", *words, folder=tmp_path, ready="is ready at", environment=environment
+            )
             async with of_gateway as line:
                 gateway = line.split("ready at ")[1].split()[0]
                 known, wrong = ("shop", shop["secret_key"]), ("shop", wrong_key)
                 texts += [each async for each in use_gateway(gateway, trusted, known, wrong)]
-                texts.append(await asyncio.to_thread(_read, f"http://{line.partition('metrics at ')[2].rstrip(')')}/metrics"))
-            words = ("--server", node.address, "--port", "0", "--login", "token", "--writable", "--verbose")
+                texts.append(
+                    await asyncio.to_thread(
+                        _read, f"http://{line.partition('metrics at ')[2].rstrip(')')}/metrics"
+                    )
+                )
+            words = (
+                "--server",
+                node.address,
+                "--port",
+                "0",
+                "--login",
+                "token",
+                "--writable",
+                "--verbose",
+            )
             words += ("--tls-cert", str(papers.server.cert), "--tls-key", str(papers.server.key))
-            of_console = started("console", *words, folder=tmp_path, ready="console is at", environment=environment_of(papers.ca_only))
+            of_console = started(
+                "console",
+                *words,
+                folder=tmp_path,
+                ready="console is at",
+                environment=environment_of(papers.ca_only),
+            )
             async with of_console as line:
                 context = Credentials(papers.ca_only).client_context()
                 context.set_alpn_protocols(["http/1.1"])
                 site = line.split("is at ")[1].strip().rstrip("/")
-                texts += await asyncio.to_thread(lambda: list(browse(site, tokens["op:viewer"], unknown, context)))
+                texts += await asyncio.to_thread(
+                    lambda: list(browse(site, tokens["op:viewer"], unknown, context))
+                )
             for command in _COMMANDS:
-                given = environment_of(own["admin"], QMQ_TOKEN=tokens["op:viewer"], QMQ_SERVER=node.address, QMQ_ETCD_PASSWORD=wrong_key)
-                done = await asyncio.to_thread(cli_process.run, command, {**given, "XDG_CONFIG_HOME": str(tmp_path / "config")})
+                given = environment_of(
+                    own["admin"],
+                    QMQ_TOKEN=tokens["op:viewer"],
+                    QMQ_SERVER=node.address,
+                    QMQ_ETCD_PASSWORD=wrong_key,
+                )
+                done = await asyncio.to_thread(
+                    cli_process.run, command, {**given, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+                )
                 texts.append((done.stdout + done.stderr).decode())
             given = {**variables(papers.ca_only), "QMQ_TOKEN": tokens["app:reports"]}
             conf = {f"spark.executorEnv.{name}": value for name, value in given.items()}
-            read, of_spark = await asyncio.to_thread(drive, tmp_path, "local[2]", node.address, given, conf)
+            read, of_spark = await asyncio.to_thread(
+                drive, tmp_path, "local[2]", node.address, given, conf
+            )
             assert read["read"] == MESSAGES
             texts.append(of_spark)
             texts.append(await asyncio.to_thread(_read, f"http://{node.metrics_address}/metrics"))
@@ -264,7 +365,9 @@ async def test_secrets_stay_where_they_belong_while_everything_works_with_them(t
     texts.append(node.errors)
     database = node.data / "coordination.db"
     with sqlite3.connect(database) as rows:
-        [(servers,)] = rows.execute("SELECT value FROM kv WHERE key LIKE '%/server-token'").fetchall()
+        [(servers,)] = rows.execute(
+            "SELECT value FROM kv WHERE key LIKE '%/server-token'"
+        ).fetchall()
     secrets.plant("the servers' token", servers.decode(), database)
     assert sorted({name for text in texts for name in secrets.in_text(text)}) == []
     found = secrets.in_files()
@@ -302,7 +405,9 @@ async def _close(admin: qmq.Client, secrets: Secrets) -> dict[str, str]:
         await admin.metadata.create_subject(qmq.SubjectConfig(subject))
     tokens = {}
     for name in ("app:orders", "app:shop", "app:reports", "app:gone", "op:viewer"):
-        tokens[name] = secrets.plant(f"token of {name}", (await admin.access.create_token(name)).token)
+        tokens[name] = secrets.plant(
+            f"token of {name}", (await admin.access.create_token(name)).token
+        )
     for principal, operations, kind, pattern in (
         ("app:orders", ["produce", "consume"], "subject", "work"),
         ("app:orders", ["consume"], "group", "workers"),
@@ -329,7 +434,9 @@ async def _work(server: str, tls: Tls, token: str) -> None:
 
 def test_the_search_finds_a_secret_in_any_file(tmp_path: Path) -> None:
     secrets = Secrets(tmp_path)
-    token = secrets.plant("token", new_token(Principal("app", "orders"), by="", now_ms=1).token, tmp_path / "token")
+    token = secrets.plant(
+        "token", new_token(Principal("app", "orders"), by="", now_ms=1).token, tmp_path / "token"
+    )
     (tmp_path / "token").write_text(token)
     (tmp_path / "state").write_bytes(b"\x00" + token.encode() + b"\x00")
     assert secrets.in_files() == {"token": {"token", "state"}}

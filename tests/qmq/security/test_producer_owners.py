@@ -23,13 +23,20 @@ from qmq.wire.frame import FrameKind
 ORDERS, BILLING = Principal("app", "orders"), Principal("app", "billing")
 
 
-async def test_a_principal_cannot_fence_an_ordered_session_of_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_principal_cannot_fence_an_ordered_session_of_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with guarded(tmp_path) as cluster:
-        await cluster.admin.metadata.create_subject(qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=1), partitions=1)
+        await cluster.admin.metadata.create_subject(
+            qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=1), partitions=1
+        )
         await cluster.allow("role:senders", "produce", "subject", "keys")
         await cluster.admin.access.change_role("senders", add=["app:orders", "app:billing"])
         await eventually(lambda: "senders" in cluster.node.view.access.roles)
-        async with cluster.client("app:orders") as orders, orders.ordered_producer("keys") as producer:
+        async with (
+            cluster.client("app:orders") as orders,
+            orders.ordered_producer("keys") as producer,
+        ):
             sent = await producer.send(b"1", "k")
             envelope, region = encode(
                 b"keys",
@@ -39,14 +46,20 @@ async def test_a_principal_cannot_fence_an_ordered_session_of_another(tmp_path: 
                 create_time_ms=1,
                 partition=1,
             )
-            stranger = await connect(cluster.node.data_address, "stranger", network_of(None, await cluster.token("app:billing")))
+            stranger = await connect(
+                cluster.node.data_address,
+                "stranger",
+                network_of(None, await cluster.token("app:billing")),
+            )
             with pytest.raises(AccessDenied, match="another principal"):
                 await stranger.call(FrameKind.PRODUCE, envelope + region, timeout_s=10)
             stranger.close()
             await stranger.wait_closed()
             await producer.send(b"2", "k")
         records = [json.loads(each.message) for each in caplog.records if each.name == "qmq.audit"]
-        assert ("app:billing", "PRODUCE", "subject keys") in {(each["principal"], each["action"], each["on"]) for each in records}
+        assert ("app:billing", "PRODUCE", "subject keys") in {
+            (each["principal"], each["action"], each["on"]) for each in records
+        }
 
 
 def test_the_first_principal_that_sends_under_an_id_keeps_it() -> None:

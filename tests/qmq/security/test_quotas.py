@@ -17,7 +17,13 @@ from qmq.broker.connection.access import Throttle
 from qmq.errors import AccessDenied, InvalidArgument, Overloaded, QuotaExceeded
 from qmq.security.access import OpenAccess
 from qmq.security.principal import Principal
-from qmq.security.quotas import Quota, nearest, nearest_namespaces, nearest_of_subject, require_room_for
+from qmq.security.quotas import (
+    Quota,
+    nearest,
+    nearest_namespaces,
+    nearest_of_subject,
+    require_room_for,
+)
 
 ORDERS = Principal("app", "orders")
 
@@ -41,12 +47,20 @@ class Batch(NamedTuple):
 
 
 def sent(size: int, messages: int, subject: str = "s") -> list[Any]:
-    return [Batch(bytes(size), SimpleNamespace(count=messages), SimpleNamespace(id=SimpleNamespace(subject=subject)))]
+    return [
+        Batch(
+            bytes(size),
+            SimpleNamespace(count=messages),
+            SimpleNamespace(id=SimpleNamespace(subject=subject)),
+        )
+    ]
 
 
 def test_bytes_and_messages_are_counted_over_all_connections_of_a_principal() -> None:
     now = [0.0]
-    throttle = Throttle(Limited(produce_bytes_per_s=1000, produce_messages_per_s=10), lambda: now[0])
+    throttle = Throttle(
+        Limited(produce_bytes_per_s=1000, produce_messages_per_s=10), lambda: now[0]
+    )
     assert throttle.produced(ORDERS, sent(1000, 1)) == 0.0
     assert throttle.produced(ORDERS, sent(500, 1)) == pytest.approx(0.5)
     now[0] = 0.5
@@ -58,10 +72,16 @@ def test_bytes_and_messages_are_counted_over_all_connections_of_a_principal() ->
 def test_bytes_and_messages_out_are_counted_of_a_principal_and_of_a_subject() -> None:
     class Both(OpenAccess):
         def quota(self, principal: Principal) -> Quota | None:
-            return Quota("q", "app:orders", fetch_bytes_per_s=1000, fetch_messages_per_s=10) if principal == ORDERS else None
+            return (
+                Quota("q", "app:orders", fetch_bytes_per_s=1000, fetch_messages_per_s=10)
+                if principal == ORDERS
+                else None
+            )
 
         def subject_quota(self, subject: str) -> Quota | None:
-            return nearest_of_subject([Quota("r", "subject:pay*", fetch_bytes_per_s=100, fetch_messages_per_s=1)], subject)
+            return nearest_of_subject(
+                [Quota("r", "subject:pay*", fetch_bytes_per_s=100, fetch_messages_per_s=1)], subject
+            )
 
     throttle = Throttle(Both(), lambda: 0.0)
     assert throttle.fetched(ORDERS, "s", 10, 500) == 0.0
@@ -74,11 +94,15 @@ def test_bytes_and_messages_out_are_counted_of_a_principal_and_of_a_subject() ->
 def test_a_subject_has_a_quota_over_all_of_its_producers() -> None:
     class Subjects(OpenAccess):
         def subject_quota(self, subject: str) -> Quota | None:
-            return nearest_of_subject([Quota("q", "subject:pay*", produce_bytes_per_s=1000), Quota("r", "*", 1)], subject)
+            return nearest_of_subject(
+                [Quota("q", "subject:pay*", produce_bytes_per_s=1000), Quota("r", "*", 1)], subject
+            )
 
     throttle = Throttle(Subjects(), lambda: 0.0)
     assert throttle.produced(ORDERS, sent(1000, 1, "pay.in")) == 0.0
-    assert throttle.produced(Principal("app", "other"), sent(500, 1, "pay.in")) == pytest.approx(0.5)
+    assert throttle.produced(Principal("app", "other"), sent(500, 1, "pay.in")) == pytest.approx(
+        0.5
+    )
     assert throttle.produced(ORDERS, sent(1000, 1, "pay.out")) == 0.0
     assert throttle.produced(ORDERS, sent(100_000, 1, "orders")) == 0.0
 
@@ -86,14 +110,21 @@ def test_a_subject_has_a_quota_over_all_of_its_producers() -> None:
 def test_subjects_of_a_namespace_have_a_quota_together() -> None:
     class Namespaces(OpenAccess):
         def namespace_quotas(self, subject: str) -> tuple[Quota, ...]:
-            quotas = [Quota("q", "namespace:pay.", produce_bytes_per_s=1000), Quota("r", "namespace:pay.in.", produce_messages_per_s=1)]
-            return nearest_namespaces([*quotas, Quota("s", "subject:pay.*", 1), Quota("t", "*", 1)], subject)
+            quotas = [
+                Quota("q", "namespace:pay.", produce_bytes_per_s=1000),
+                Quota("r", "namespace:pay.in.", produce_messages_per_s=1),
+            ]
+            return nearest_namespaces(
+                [*quotas, Quota("s", "subject:pay.*", 1), Quota("t", "*", 1)], subject
+            )
 
     throttle = Throttle(Namespaces(), lambda: 0.0)
     assert throttle.produced(ORDERS, sent(600, 1, "pay.a")) == 0.0
     assert throttle.produced(Principal("app", "other"), sent(900, 1, "pay.b")) == pytest.approx(0.5)
     assert throttle.produced(ORDERS, sent(100_000, 1, "payments")) == 0.0
-    assert throttle.produced(ORDERS, sent(100_000, 2, "pay.in.a")) == pytest.approx(1.0), "the smallest namespace counts"
+    assert throttle.produced(ORDERS, sent(100_000, 2, "pay.in.a")) == pytest.approx(1.0), (
+        "the smallest namespace counts"
+    )
 
 
 async def test_teams_share_a_cluster_and_neither_sees_or_slows_the_other(tmp_path: Path) -> None:
@@ -103,7 +134,11 @@ async def test_teams_share_a_cluster_and_neither_sees_or_slows_the_other(tmp_pat
                 await cluster.allow(f"role:team-{team}", "*", kind, f"{team}.*")
             await cluster.admin.access.change_role(f"team-{team}", add=[f"app:{team}"])
         await cluster.admin.access.put_quota("namespace:a.", {"produce_bytes_per_s": 200_000})
-        await eventually(lambda: bool(cluster.node.view.access.quotas) and len(cluster.node.view.access.roles) == 2)
+        await eventually(
+            lambda: (
+                bool(cluster.node.view.access.quotas) and len(cluster.node.view.access.roles) == 2
+            )
+        )
         throttle = cluster.node.running.data.throttle
         async with cluster.client("app:a") as a, cluster.client("app:b") as b:
             for number in range(2):
@@ -112,7 +147,10 @@ async def test_teams_share_a_cluster_and_neither_sees_or_slows_the_other(tmp_pat
             for number in range(2):
                 await a.send(f"a.{number}", bytes(150_000))
             assert throttle.paused_s > 0
-            assert [each.settings.name for each in await a.metadata.list_subjects()] == ["a.0", "a.1"]
+            assert [each.settings.name for each in await a.metadata.list_subjects()] == [
+                "a.0",
+                "a.1",
+            ]
             assert len((await anext(a.consumer("a.0", group="a.g"))).body) == 150_000
             with pytest.raises(AccessDenied):
                 await anext(a.consumer("b.0", group="a.g"))
@@ -168,17 +206,27 @@ async def test_a_consumer_over_its_quota_is_slowed_down_and_gets_all(tmp_path: P
 
 @pytest.mark.parametrize("limited", ["app:*", "subject:ord*"])
 @pytest.mark.parametrize("way", ["consume", "browse", "lanes"])
-async def test_messages_a_second_out_of_a_principal_or_a_subject_are_bounded(tmp_path: Path, limited: str, way: str) -> None:
+async def test_messages_a_second_out_of_a_principal_or_a_subject_are_bounded(
+    tmp_path: Path, limited: str, way: str
+) -> None:
     async with guarded(tmp_path) as cluster:
         if way == "lanes":
-            await cluster.admin.metadata.create_subject(qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=8))
-        await cluster.admin.send_many("orders", [b"%d" % number for number in range(500)], keys=[b"k"] * 500)
+            await cluster.admin.metadata.create_subject(
+                qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=8)
+            )
+        await cluster.admin.send_many(
+            "orders", [b"%d" % number for number in range(500)], keys=[b"k"] * 500
+        )
         for kind in ("subject", "group"):
-            await cluster.allow("app:orders", "browse,consume" if kind == "subject" else "consume", kind)
+            await cluster.allow(
+                "app:orders", "browse,consume" if kind == "subject" else "consume", kind
+            )
         await cluster.admin.access.put_quota(limited, {"fetch_messages_per_s": 400})
         await eventually(lambda: bool(cluster.node.view.access.quotas))
         async with cluster.client("app:orders") as orders:
-            assert [each async for each in read_all(orders, way, 500)] == [b"%d" % number for number in range(500)]
+            assert [each async for each in read_all(orders, way, 500)] == [
+                b"%d" % number for number in range(500)
+            ]
         assert cluster.node.running.data.throttle.paused_s > 0
 
 
@@ -187,7 +235,11 @@ async def read_all(mq: qmq.Client, way: str, count: int) -> AsyncIterator[bytes]
     if way == "browse":
         found = mq.browse("orders")
     else:
-        found = mq.ordered_consumer("orders", group="g") if way == "lanes" else mq.consumer("orders", group="g")
+        found = (
+            mq.ordered_consumer("orders", group="g")
+            if way == "lanes"
+            else mq.consumer("orders", group="g")
+        )
     async for each in found:
         yield each.body
         count -= 1
@@ -208,7 +260,9 @@ async def test_a_connection_over_the_quota_is_refused_and_says_why(tmp_path: Pat
             await sending
 
 
-async def test_bytes_in_flight_of_all_connections_of_a_principal_are_bounded(tmp_path: Path) -> None:
+async def test_bytes_in_flight_of_all_connections_of_a_principal_are_bounded(
+    tmp_path: Path,
+) -> None:
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as admin:
         await admin.access.put_quota("*", {"inflight_bytes": 100_000})
         await eventually(lambda: bool(node.view.access.quotas))
@@ -223,9 +277,13 @@ async def test_bytes_in_flight_of_all_connections_of_a_principal_are_bounded(tmp
 
         throttle.took = watched
         async with qmq.connect(node.address) as one, qmq.connect(node.address) as other:
-            await asyncio.gather(*[mq.send("orders", bytes(60_000)) for mq in (one, other) for _ in range(20)])
+            await asyncio.gather(
+                *[mq.send("orders", bytes(60_000)) for mq in (one, other) for _ in range(20)]
+            )
         assert any(is_over for _, is_over in most)
-        assert max(size for size, _ in most) < 800_000, "a connection that is over is not read from: what had come in its buffer counts"
+        assert max(size for size, _ in most) < 800_000, (
+            "a connection that is over is not read from: what had come in its buffer counts"
+        )
         assert not throttle.inflight_bytes
         assert not throttle.held_connections
 
@@ -234,7 +292,14 @@ async def test_a_namespace_has_so_many_subjects_and_no_more(tmp_path: Path) -> N
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         await mq.access.put_quota("subject:team-a.*", {"subjects": 2})
         await eventually(lambda: bool(node.view.access.quotas))
-        for name in ("team-a.one", "team-a.two", "team-b.one", "team-b.two", "team-b.three", "team-a.two"):
+        for name in (
+            "team-a.one",
+            "team-a.two",
+            "team-b.one",
+            "team-b.two",
+            "team-b.three",
+            "team-a.two",
+        ):
             await mq.send(name, b"x")
         with pytest.raises(QuotaExceeded, match="2 subjects fit 'team-a"):
             await mq.send("team-a.three", b"x")
@@ -258,7 +323,9 @@ async def test_a_principal_creates_so_many_subjects_and_no_more(tmp_path: Path) 
             with pytest.raises(QuotaExceeded, match="app:one has created 2 subjects"):
                 await one.metadata.create_subject(qmq.SubjectConfig("c", created_by="app:other"))
             await other.send("c", b"x")
-            await other.metadata.create_subject(qmq.SubjectConfig("a"))  # it exists, with the same settings: nothing is created
+            await other.metadata.create_subject(
+                qmq.SubjectConfig("a")
+            )  # it exists, with the same settings: nothing is created
             await one.metadata.delete_subject("a")
             await eventually(lambda: view.subject("a") is None)
             await one.send("d", b"x")
@@ -282,7 +349,9 @@ async def test_a_subject_has_so_many_groups_and_no_more(tmp_path: Path) -> None:
                 await anext(consumer)
 
 
-async def test_subjects_that_a_principal_created_have_so_many_groups_together_and_no_more(tmp_path: Path) -> None:
+async def test_subjects_that_a_principal_created_have_so_many_groups_together_and_no_more(
+    tmp_path: Path,
+) -> None:
     async with guarded(tmp_path) as cluster:
         for name in ("app:one", "app:other"):
             for kind in ("subject", "group"):
@@ -292,7 +361,13 @@ async def test_subjects_that_a_principal_created_have_so_many_groups_together_an
         async with cluster.client("app:one") as one, cluster.client("app:other") as other:
             for mq, name in ((one, "a"), (one, "b"), (other, "c")):
                 await mq.send(name, b"x")
-            for mq, name, group in ((one, "a", "g"), (other, "b", "g"), (other, "b", "g"), (one, "c", "g"), (one, "c", "h")):
+            for mq, name, group in (
+                (one, "a", "g"),
+                (other, "b", "g"),
+                (other, "b", "g"),
+                (one, "c", "g"),
+                (one, "c", "h"),
+            ):
                 async with mq.consumer(name, group, ack="explicit") as consumer:
                     assert (await anext(consumer)).body == b"x"
             for mq in (one, other):
@@ -321,7 +396,10 @@ def test_of_the_cluster_s_quota_and_a_team_s_the_smaller_limit_holds() -> None:
 def test_limits_of_a_namespace_hold_at_each_width_by_themselves() -> None:
     class Nested(OpenAccess):
         def namespace_quotas(self, subject: str) -> tuple[Quota, ...]:
-            quotas = [Quota("n", "namespace:pay.", 1000), Quota("t", "namespace:pay.", 500, is_team=True)]
+            quotas = [
+                Quota("n", "namespace:pay.", 1000),
+                Quota("t", "namespace:pay.", 500, is_team=True),
+            ]
             return nearest_namespaces(quotas, subject)
 
     throttle = Throttle(Nested(), lambda: 0.0)
@@ -333,7 +411,10 @@ async def test_questions_over_the_quota_wait_and_then_are_refused(tmp_path: Path
     async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq:
         await mq.access.put_quota("*", {"requests_per_s": 5})
         await eventually(lambda: bool(node.view.access.quotas))
-        found = await asyncio.gather(*[mq.metadata.call("ListPauses", _no_pauses(), retry_s=0) for _ in range(40)], return_exceptions=True)
+        found = await asyncio.gather(
+            *[mq.metadata.call("ListPauses", _no_pauses(), retry_s=0) for _ in range(40)],
+            return_exceptions=True,
+        )
         refused = [each for each in found if isinstance(each, Overloaded)]
         assert refused
         assert refused[0].retry_after_ms

@@ -31,7 +31,9 @@ async def overheard(address: str) -> AsyncIterator[tuple[str, list[bytes]]]:
     host, _, port = address.rpartition(":")
     said, pumps = list[bytes](), list[asyncio.Task[None]]()
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: list[bytes]) -> None:
+    async def pump(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: list[bytes]
+    ) -> None:
         try:
             while data := await reader.read(65_536):
                 heard.append(data)
@@ -41,7 +43,10 @@ async def overheard(address: str) -> AsyncIterator[tuple[str, list[bytes]]]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(host, int(port))
-        pumps.extend(asyncio.ensure_future(each) for each in (pump(reader, there_writer, said), pump(there_reader, writer, [])))
+        pumps.extend(
+            asyncio.ensure_future(each)
+            for each in (pump(reader, there_writer, said), pump(there_reader, writer, []))
+        )
 
     server = await asyncio.start_server(serve, HOST, 0)
     try:

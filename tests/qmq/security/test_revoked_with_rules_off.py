@@ -18,11 +18,14 @@ async def test_a_revoked_token_is_refused_by_http_only_under_rules(tmp_path: Pat
     async with guarded(tmp_path, "off") as cluster:
         token = await cluster.token("app:orders")
         server = HttpServer(
-            HttpConfig("127.0.0.1", 0), lambda token: qmq.connect(cluster.node.address, token=lambda: token, state_dir=False)
+            HttpConfig("127.0.0.1", 0),
+            lambda token: qmq.connect(cluster.node.address, token=lambda: token, state_dir=False),
         )
         await server.start()
         try:
-            async with httpx.AsyncClient(base_url=server.url, headers={"authorization": f"Bearer {token}"}) as http:
+            async with httpx.AsyncClient(
+                base_url=server.url, headers={"authorization": f"Bearer {token}"}
+            ) as http:
                 assert (await http.post("/subjects/orders", content=b"1")).status_code == 200
                 await cluster.admin.access.delete_tokens(principal="app:orders")
                 await eventually(lambda: token.split("_")[1] not in cluster.node.view.access.tokens)

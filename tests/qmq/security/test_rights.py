@@ -51,7 +51,9 @@ Ask = Callable[[str], Awaitable[Any]]
 """Makes the call of a row with a token."""
 
 
-async def faults(name: str, row: Row, tokens: Tokens, ask: Ask, server_token: str) -> AsyncIterator[str]:
+async def faults(
+    name: str, row: Row, tokens: Tokens, ask: Ask, server_token: str
+) -> AsyncIterator[str]:
     """What a server does otherwise than the row says."""
 
     def judge(answer: Any, who: str, *, is_enough: bool) -> str:
@@ -62,7 +64,10 @@ async def faults(name: str, row: Row, tokens: Tokens, ask: Ask, server_token: st
         elif not is_enough:
             is_as_said = is_denied
         else:
-            is_as_said = not is_denied and (not isinstance(answer, QmqError) or (row.fails is not None and isinstance(answer, row.fails)))
+            is_as_said = not is_denied and (
+                not isinstance(answer, QmqError)
+                or (row.fails is not None and isinstance(answer, row.fails))
+            )
         return "" if is_as_said else f"{name} with {who}: {str(answer)[:200] or 'answered'}"
 
     needs = row.needs
@@ -73,7 +78,9 @@ async def faults(name: str, row: Row, tokens: Tokens, ask: Ask, server_token: st
     for rights in ways(needs):
         yield judge(await ask(await tokens.of(rights)), f"{sorted(rights)}", is_enough=True)
     for rights in lacking(needs):
-        yield judge(await ask(await tokens.of(rights)), f"all but {sorted(ALL - rights)}", is_enough=False)
+        yield judge(
+            await ask(await tokens.of(rights)), f"all but {sorted(ALL - rights)}", is_enough=False
+        )
     if needs:
         yield judge(await ask(await tokens.elsewhere()), "rights on other things", is_enough=False)
         yield judge(await ask(""), "no token", is_enough=False)
@@ -86,7 +93,13 @@ async def test_each_call_needs_its_right_which_is_enough(tmp_path: Path, service
             fault
             for address, _ in await addresses(cluster, service)
             for name, row in CALLS[service]
-            async for fault in faults(name, row, tokens, caller(address, service, name, row, made), cluster.node.view.access.server_token)
+            async for fault in faults(
+                name,
+                row,
+                tokens,
+                caller(address, service, name, row, made),
+                cluster.node.view.access.server_token,
+            )
             if fault
         ]
     assert not found, "\n".join(found)
@@ -105,8 +118,12 @@ def caller(address: str, service: str, name: str, row: Row, made: World) -> Ask:
         path, read = f"/{service}/{name}", GetMessageClass(method.output_type).FromString
         try:
             if not method.server_streaming:
-                return await channel.unary_unary(path, type(request).SerializeToString, read)(request)
-            async for each in channel.unary_stream(path, type(request).SerializeToString, read)(request, timeout=STREAM_S):
+                return await channel.unary_unary(path, type(request).SerializeToString, read)(
+                    request
+                )
+            async for each in channel.unary_stream(path, type(request).SerializeToString, read)(
+                request, timeout=STREAM_S
+            ):
                 return each
         except grpc.RpcError as failure:
             found = typed_error(failure, address)
@@ -120,11 +137,15 @@ def caller(address: str, service: str, name: str, row: Row, made: World) -> Ask:
 async def test_each_frame_needs_its_right_which_is_enough(tmp_path: Path) -> None:
     async with world(tmp_path) as (cluster, made, tokens):
         found = []
-        for (_, address), (kind, row) in itertools.product(await addresses(cluster, "qmq.v1.BrokerControl"), FRAMES):
+        for (_, address), (kind, row) in itertools.product(
+            await addresses(cluster, "qmq.v1.BrokerControl"), FRAMES
+        ):
             if address != cluster.node.data_address:
                 row = replace(row, fails=QmqError)  # a delay server has no consumers
 
-            async def ask(token: str, address: str = address, kind: FrameKind = kind, row: Row = row) -> Any:
+            async def ask(
+                token: str, address: str = address, kind: FrameKind = kind, row: Row = row
+            ) -> Any:
                 connection = await connect(address, "rights", network_of(None, token or None))
                 try:
                     return await outcome(lambda: connection.call(kind, row.ask(made), timeout_s=30))
@@ -136,14 +157,28 @@ async def test_each_frame_needs_its_right_which_is_enough(tmp_path: Path) -> Non
     assert not found, "\n".join(found)
 
 
-OF_CONNECTIONS = {FrameKind.HELLO, FrameKind.REAUTH, FrameKind.REPLICA_HELLO, FrameKind.REPLICA, FrameKind.BEGUN}
+OF_CONNECTIONS = {
+    FrameKind.HELLO,
+    FrameKind.REAUTH,
+    FrameKind.REPLICA_HELLO,
+    FrameKind.REPLICA,
+    FrameKind.BEGUN,
+}
 """Frames that say who the peer is: test_access.py and the tests of replicas try them. BEGUN belongs to a session, and has no answer."""
 
 
 def test_each_call_and_each_frame_has_its_row() -> None:
-    modules = [each.name for each in pkgutil.walk_packages(qmq.proto.__path__, "qmq.proto.") if each.name.endswith("_pb2")]
+    modules = [
+        each.name
+        for each in pkgutil.walk_packages(qmq.proto.__path__, "qmq.proto.")
+        if each.name.endswith("_pb2")
+    ]
     files = [importlib.import_module(each).DESCRIPTOR for each in modules]
-    services = {each.full_name: {method.name for method in each.methods} for file in files for each in file.services_by_name.values()}
+    services = {
+        each.full_name: {method.name for method in each.methods}
+        for file in files
+        for each in file.services_by_name.values()
+    }
     services.pop("apache.rocketmq.v2.MessagingService")  # test_gateway_rights.py
     assert services == {service: {name for name, _ in rows} for service, rows in CALLS.items()}
     assert {kind for kind, _ in FRAMES} == set(FrameKind) - ANSWERS - OF_CONNECTIONS

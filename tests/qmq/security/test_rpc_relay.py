@@ -45,7 +45,10 @@ async def echoing(papers: Papers) -> AsyncIterator[tuple[RpcRelay, RpcListener]]
     """A gRPC server behind a relay that sends back what it gets."""
     door = RpcListener(RpcBounds(100, 100))
     server = rpc_server(door)
-    handlers = {"Echo": grpc.unary_unary_rpc_method_handler(_echo), "Never": grpc.unary_unary_rpc_method_handler(_never)}
+    handlers = {
+        "Echo": grpc.unary_unary_rpc_method_handler(_echo),
+        "Never": grpc.unary_unary_rpc_method_handler(_never),
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
     relay = await TlsNetwork(Credentials(papers.server)).serve(server, HOST, 0, door)
     assert isinstance(relay, RpcRelay)
@@ -57,45 +60,68 @@ async def echoing(papers: Papers) -> AsyncIterator[tuple[RpcRelay, RpcListener]]
 
 async def test_large_requests_and_answers_pass_whole_and_side_by_side(tmp_path: Path) -> None:
     papers = Papers(tmp_path / "papers")
-    async with echoing(papers) as (relay, _), TlsNetwork(Credentials(papers.client)).channel(f"{HOST}:{relay.port}", any_server) as channel:
+    async with (
+        echoing(papers) as (relay, _),
+        TlsNetwork(Credentials(papers.client)).channel(
+            f"{HOST}:{relay.port}", any_server
+        ) as channel,
+    ):
         echo = channel.unary_unary("/t/Echo")
         bodies = [bytes([number]) * MANY_BYTES for number in range(3)]
         assert await asyncio.gather(*[echo(body) for body in bodies]) == bodies
 
 
-async def test_peers_that_break_off_in_any_state_leave_no_descriptor_and_no_name(tmp_path: Path) -> None:
+async def test_peers_that_break_off_in_any_state_leave_no_descriptor_and_no_name(
+    tmp_path: Path,
+) -> None:
     papers = Papers(tmp_path / "papers")
     context = Credentials(papers.client).client_context()
     async with echoing(papers) as (relay, door):
         before = len(os.listdir("/proc/self/fd"))
         for number in range(30):
-            _, writer = await asyncio.open_connection(HOST, relay.port, ssl=context, server_hostname=HOST)
+            _, writer = await asyncio.open_connection(
+                HOST, relay.port, ssl=context, server_hostname=HOST
+            )
             if number % 3:
                 await eventually(lambda: bool(door.peers))
                 writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             writer.transport.abort()
-        async with TlsNetwork(Credentials(papers.client)).channel(f"{HOST}:{relay.port}", any_server) as channel:
+        async with TlsNetwork(Credentials(papers.client)).channel(
+            f"{HOST}:{relay.port}", any_server
+        ) as channel:
             under_way = asyncio.ensure_future(channel.unary_unary("/t/Never")(b""))
             await eventually(lambda: bool(door.peers))
             under_way.cancel()
         await eventually(lambda: not door.peers and not relay.connections)
-        await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)  # gRPC's own for its client
+        await eventually(
+            lambda: len(os.listdir("/proc/self/fd")) <= before + 2
+        )  # gRPC's own for its client
 
 
-async def test_a_peer_that_cannot_be_passed_on_is_closed_and_that_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_peer_that_cannot_be_passed_on_is_closed_and_that_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     papers = Papers(tmp_path / "papers")
     context = Credentials(papers.client).client_context()
     async with echoing(papers) as (relay, door):
         shutil.rmtree(relay.folder)
         for _ in range(3):
-            reader, writer = await asyncio.open_connection(HOST, relay.port, ssl=context, server_hostname=HOST)
+            reader, writer = await asyncio.open_connection(
+                HOST, relay.port, ssl=context, server_hostname=HOST
+            )
             assert await reader.read() == b""
             writer.close()
-        assert [relay.folder in each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [True]
+        assert [
+            relay.folder in each.getMessage()
+            for each in caplog.records
+            if each.levelname == "ERROR"
+        ] == [True]
         await eventually(lambda: not door.peers and not relay.connections)
 
 
-@pytest.mark.parametrize("path_bytes", [85, 100])  # room for gRPC's socket and not for its peers' names; no room at all
+@pytest.mark.parametrize(
+    "path_bytes", [85, 100]
+)  # room for gRPC's socket and not for its peers' names; no room at all
 async def test_a_temporary_folder_too_deep_for_sockets_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path_bytes: int
 ) -> None:
@@ -111,8 +137,12 @@ async def test_a_temporary_folder_too_deep_for_sockets_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_a_taken_port_is_an_error_and_not_the_end_of_the_process(tmp_path: Path, is_encrypted: bool) -> None:
-    network = TlsNetwork(Credentials(Papers(tmp_path / "papers").server)) if is_encrypted else NETWORK
+def test_a_taken_port_is_an_error_and_not_the_end_of_the_process(
+    tmp_path: Path, is_encrypted: bool
+) -> None:
+    network = (
+        TlsNetwork(Credentials(Papers(tmp_path / "papers").server)) if is_encrypted else NETWORK
+    )
 
     async def serve(port: int) -> None:
         door = RpcListener(RpcBounds(1, 1))
@@ -123,7 +153,9 @@ def test_a_taken_port_is_an_error_and_not_the_end_of_the_process(tmp_path: Path,
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
-        for _ in range(3):  # without `end_unstarted` the second one has ended the process by a segmentation fault
+        for _ in range(
+            3
+        ):  # without `end_unstarted` the second one has ended the process by a segmentation fault
             with pytest.raises(OSError, match=r"in use|cannot be opened"):
                 asyncio.run(serve(taken.getsockname()[1]))
             gc.collect()

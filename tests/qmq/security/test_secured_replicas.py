@@ -57,12 +57,28 @@ async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode],
     store, nodes = SharedStore(), dict[str, ReplicaNode]()
     view = ClusterView(store)
     await view.start()
-    meta = MetaServer(store, view, MetaConfig(HOST, 0), network=environment_with(papers(folder, "meta0", "meta", HOST)).network)
+    meta = MetaServer(
+        store,
+        view,
+        MetaConfig(HOST, 0),
+        network=environment_with(papers(folder, "meta0", "meta", HOST)).network,
+    )
     await meta.start()
     try:
         for name in NAMES:
-            config = ReplicaConfig("g", name, NAMES, tmp_path / name, EtcdOptions((f"{HOST}:1",)), host=HOST, data_port=0, control_port=0)
-            nodes[name] = broker_node(config, store, environment=environment_with(papers(folder, name, "node", HOST)))
+            config = ReplicaConfig(
+                "g",
+                name,
+                NAMES,
+                tmp_path / name,
+                EtcdOptions((f"{HOST}:1",)),
+                host=HOST,
+                data_port=0,
+                control_port=0,
+            )
+            nodes[name] = broker_node(
+                config, store, environment=environment_with(papers(folder, name, "node", HOST))
+            )
             await nodes[name].start()
         yield nodes, meta.address, papers(folder, "orders", "app")
     finally:
@@ -73,8 +89,13 @@ async def secured(tmp_path: Path) -> AsyncIterator[tuple[dict[str, ReplicaNode],
         await store.end()
 
 
-async def test_what_a_secured_group_acknowledged_survives_the_loss_of_its_master(tmp_path: Path) -> None:
-    async with secured(tmp_path) as (nodes, address, client), qmq.connect(address, tls=client) as mq:
+async def test_what_a_secured_group_acknowledged_survives_the_loss_of_its_master(
+    tmp_path: Path,
+) -> None:
+    async with (
+        secured(tmp_path) as (nodes, address, client),
+        qmq.connect(address, tls=client) as mq,
+    ):
         await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
         await mq.send_many("s", [b"%d" % number for number in range(500)])
         master = next(name for name, node in nodes.items() if node.broker.is_serving)
@@ -95,7 +116,11 @@ async def test_a_replica_without_a_certificate_is_not_heard(tmp_path: Path) -> N
         node = nodes["a"]
         heard, ended = [], []
         stream = FrameStream(
-            on_frames=heard.extend, on_closed=ended.append, on_writable=lambda: None, on_violation=ended.append, frame_bytes_max=1 << 20
+            on_frames=heard.extend,
+            on_closed=ended.append,
+            on_writable=lambda: None,
+            on_violation=ended.append,
+            frame_bytes_max=1 << 20,
         )
         await NETWORK.connect(node.address, lambda: stream)
         stream.put(b"\x00" * 64)
@@ -105,19 +130,31 @@ async def test_a_replica_without_a_certificate_is_not_heard(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"requires_clients": False}])
-def test_environments_encrypt_only_with_certificates(tmp_path: Path, options: dict[str, bool]) -> None:
+def test_environments_encrypt_only_with_certificates(
+    tmp_path: Path, options: dict[str, bool]
+) -> None:
     create_authority(tmp_path)
     made = issue(tmp_path, "a", "node", [HOST])
     assert environment_with(None).network.credentials is None
-    assert environment_with(Tls(tmp_path / "ca.pem", made.cert, made.key, **options)).network.credentials is not None
+    assert (
+        environment_with(
+            Tls(tmp_path / "ca.pem", made.cert, made.key, **options)
+        ).network.credentials
+        is not None
+    )
 
 
 async def test_a_replicated_group_continues_while_rules_are_enforced(tmp_path: Path) -> None:
     async with secured(tmp_path) as (nodes, address, orders):
         admin = papers(tmp_path / "papers", "admin", "op")
-        async with qmq.connect(address, tls=admin) as operator, qmq.connect(address, tls=orders) as mq:
+        async with (
+            qmq.connect(address, tls=admin) as operator,
+            qmq.connect(address, tls=orders) as mq,
+        ):
             await operator.access.put_rule("op:admin", [], "cluster")
-            await operator.access.put_rule("app:orders", ["produce", "create", "consume"], "subject", "orders*")
+            await operator.access.put_rule(
+                "app:orders", ["produce", "create", "consume"], "subject", "orders*"
+            )
             await operator.access.put_rule("app:orders", ["consume"], "group", "*")
             await operator.access.set_mode("enforce")
             await eventually(lambda: all(node.access.is_enforced for node in nodes.values()))
@@ -146,8 +183,14 @@ async def test_a_pods_pre_stop_hands_over_with_the_replicas_own_certificate(tmp_
         former = next(name for name, node in nodes.items() if node.broker.is_serving)
         control = nodes[former].view.present("g")[former].control_address
         refused = await asyncio.to_thread(hand_over, former, control, orders)
-        assert (refused.returncode, b"app:orders may not" in refused.stderr, b"Traceback" in refused.stderr) == (2, True, False)
-        done = await asyncio.to_thread(hand_over, former, control, papers(folder, former, "node", HOST))
+        assert (
+            refused.returncode,
+            b"app:orders may not" in refused.stderr,
+            b"Traceback" in refused.stderr,
+        ) == (2, True, False)
+        done = await asyncio.to_thread(
+            hand_over, former, control, papers(folder, former, "node", HOST)
+        )
         assert done.returncode == 0, done.stderr
         (said,) = json.loads(done.stdout)
         assert said["master"] not in ("", former)
@@ -156,10 +199,18 @@ async def test_a_pods_pre_stop_hands_over_with_the_replicas_own_certificate(tmp_
 
 def hand_over(replica: str, control: str, shown: Tls) -> subprocess.CompletedProcess[bytes]:
     """The chart's pods get their certificates by environment variables."""
-    return cli_process.hand_over(replica, control, QMQ_TLS_CA=str(shown.ca), QMQ_TLS_CERT=str(shown.cert), QMQ_TLS_KEY=str(shown.key))
+    return cli_process.hand_over(
+        replica,
+        control,
+        QMQ_TLS_CA=str(shown.ca),
+        QMQ_TLS_CERT=str(shown.cert),
+        QMQ_TLS_KEY=str(shown.key),
+    )
 
 
-async def test_a_clients_certificate_is_not_a_replicas_while_rules_are_enforced(tmp_path: Path) -> None:
+async def test_a_clients_certificate_is_not_a_replicas_while_rules_are_enforced(
+    tmp_path: Path,
+) -> None:
     async with secured(tmp_path) as (nodes, address, orders):
         admin = papers(tmp_path / "papers", "admin", "op")
         async with qmq.connect(address, tls=admin) as operator:
@@ -177,12 +228,21 @@ async def test_a_client_s_certificate_makes_no_call_that_is_for_servers(
 ) -> None:
     async with secured(tmp_path) as (nodes, address, orders):
         folder = tmp_path / "papers"
-        admin, member, other = papers(folder, "admin", "op"), papers(folder, "meta9", "meta", HOST), of_another_authority(folder)
+        admin, member, other = (
+            papers(folder, "admin", "op"),
+            papers(folder, "meta9", "meta", HOST),
+            of_another_authority(folder),
+        )
         async with qmq.connect(address, tls=admin) as operator:
             await operator.access.put_rule("op:admin", [], "cluster")
             await operator.access.set_mode(mode)
         node = nodes["a"]
-        await eventually(lambda: node.access.is_enforced == (mode == "enforce") and bool(node.view.access.server_token))
+        await eventually(
+            lambda: (
+                node.access.is_enforced == (mode == "enforce")
+                and bool(node.view.access.server_token)
+            )
+        )
         token = node.view.access.server_token
         for shown, with_token in ((orders, ""), (admin, ""), (orders, token), (other, "")):
             with pytest.raises(AccessDenied, match=r"Seal is for servers.*qmq cert server"):
@@ -191,18 +251,31 @@ async def test_a_client_s_certificate_makes_no_call_that_is_for_servers(
         for shown, with_token in ((member, ""), (other, token)):
             with pytest.raises(QmqError) as refused:
                 await seal(node, shown, with_token)
-            assert not isinstance(refused.value, AccessDenied), "it was asked, and knows no such change"
+            assert not isinstance(refused.value, AccessDenied), (
+                "it was asked, and knows no such change"
+            )
 
 
 def of_another_authority(folder: Path) -> Tls:
     """A certificate as an authority makes it that knows nothing of principals: a DNS name, and every purpose."""
-    made, signer = issue(folder, "machine-9", "node", [HOST]), serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    made, signer = (
+        issue(folder, "machine-9", "node", [HOST]),
+        serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None),
+    )
     known = x509.load_pem_x509_certificate(made.cert.read_bytes())
-    builder = x509.CertificateBuilder(known.issuer, known.subject, known.public_key(), known.serial_number)
-    builder = builder.not_valid_before(known.not_valid_before_utc).not_valid_after(known.not_valid_after_utc)
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("machine-9.example")]), critical=False)
+    builder = x509.CertificateBuilder(
+        known.issuer, known.subject, known.public_key(), known.serial_number
+    )
+    builder = builder.not_valid_before(known.not_valid_before_utc).not_valid_after(
+        known.not_valid_after_utc
+    )
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([x509.DNSName("machine-9.example")]), critical=False
+    )
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    made.cert.write_bytes(builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    made.cert.write_bytes(
+        builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )
     return Tls(folder / "ca.pem", made.cert, made.key)
 
 
@@ -210,24 +283,40 @@ async def seal(node: ReplicaNode, shown: Tls, token: str) -> None:
     """Call the control port of a replica with this certificate and this token. Raises the typed error."""
     address = node.view.present("g")["a"].control_address
     request = pb.SealRequest(subject="s", partition=1, change_id="evil", to_version=9)
-    async with TlsNetwork(Credentials(shown)).channel(address, any_server, lambda: token) as channel:
+    async with TlsNetwork(Credentials(shown)).channel(
+        address, any_server, lambda: token
+    ) as channel:
         try:
             await control_pb2_grpc.BrokerControlStub(channel).Seal(request, timeout=10)
         except grpc.RpcError as cause:
             raise typed_error(cause, address) from cause
 
 
-@pytest.mark.parametrize(("name", "kind", "is_server"), [("orders", "app", False), ("admin", "op", False), ("meta0", "meta", True)])
-async def test_a_client_s_certificate_is_taken_for_no_server_s(tmp_path: Path, name: str, kind: str, is_server: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "is_server"),
+    [("orders", "app", False), ("admin", "op", False), ("meta0", "meta", True)],
+)
+async def test_a_client_s_certificate_is_taken_for_no_server_s(
+    tmp_path: Path, name: str, kind: str, is_server: bool
+) -> None:
     create_authority(tmp_path)
-    network, shown = environment_with(papers(tmp_path, "g1-a", "node", HOST)).network, environment_with(papers(tmp_path, name, kind, HOST))
+    network, shown = (
+        environment_with(papers(tmp_path, "g1-a", "node", HOST)).network,
+        environment_with(papers(tmp_path, name, kind, HOST)),
+    )
     port = await shown.network.serve(grpc.aio.server(), HOST, 0, RpcListener(RpcBounds(9, 9)))
     listener = await shown.network.listen(HOST, 0, quiet)
     async with network.channel(f"{HOST}:{port.port}", any_server) as channel:
         with pytest.raises(grpc.RpcError) as failed:
-            await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(pb.DescribeReplicaRequest(), timeout=10)
-    assert (failed.value.code() is grpc.StatusCode.UNIMPLEMENTED) is is_server, "the right host, and for servers the right purpose"
-    with nullcontext() if is_server else pytest.raises(ssl.SSLCertVerificationError, match="purpose"):
+            await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
+                pb.DescribeReplicaRequest(), timeout=10
+            )
+    assert (failed.value.code() is grpc.StatusCode.UNIMPLEMENTED) is is_server, (
+        "the right host, and for servers the right purpose"
+    )
+    with (
+        nullcontext() if is_server else pytest.raises(ssl.SSLCertVerificationError, match="purpose")
+    ):
         await network.connect(f"{HOST}:{listener.port}", quiet)
     listener.close()
     await port.stop(None)
@@ -235,7 +324,11 @@ async def test_a_client_s_certificate_is_taken_for_no_server_s(tmp_path: Path, n
 
 def quiet() -> FrameStream:
     return FrameStream(
-        on_frames=lambda _: None, on_closed=lambda _: None, on_writable=lambda: None, on_violation=lambda _: None, frame_bytes_max=1 << 20
+        on_frames=lambda _: None,
+        on_closed=lambda _: None,
+        on_writable=lambda: None,
+        on_violation=lambda _: None,
+        frame_bytes_max=1 << 20,
     )
 
 
@@ -243,7 +336,11 @@ async def hello_to_a(node: ReplicaNode, name: str, shown: Tls) -> Frame:
     """The answer of replica `a` to a hello in this replica's name with this certificate."""
     heard: list[Frame] = []
     stream = FrameStream(
-        on_frames=heard.extend, on_closed=lambda _: None, on_writable=lambda: None, on_violation=lambda _: None, frame_bytes_max=1 << 20
+        on_frames=heard.extend,
+        on_closed=lambda _: None,
+        on_writable=lambda: None,
+        on_violation=lambda _: None,
+        frame_bytes_max=1 << 20,
     )
     await TlsNetwork(Credentials(shown)).connect(node.address, lambda: stream)
     stream.put(frame(FrameKind.REPLICA_HELLO, 1, PeerHello("g", name, "a", "nonce").pack()))
@@ -253,7 +350,9 @@ async def hello_to_a(node: ReplicaNode, name: str, shown: Tls) -> Frame:
     return heard[0]
 
 
-async def test_a_replica_speaks_in_the_name_of_its_certificate_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_replica_speaks_in_the_name_of_its_certificate_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with secured(tmp_path) as (nodes, _, orders):
         folder = tmp_path / "papers"
         await eventually(lambda: any(node.broker.is_serving for node in nodes.values()))
@@ -269,7 +368,10 @@ async def test_a_replica_speaks_in_the_name_of_its_certificate_only(tmp_path: Pa
             assert "qmq cert server b" in unpack_error(answer.payload).message
         assert nodes["a"].driver.arrivals.refused == before + 4
         assert "not for 'b'" in caplog.text, "the audit log has it"
-        for shown in (papers(folder, "b", "node", HOST), papers(folder, "machine-2", "node", "b", "c")):
+        for shown in (
+            papers(folder, "b", "node", HOST),
+            papers(folder, "machine-2", "node", "b", "c"),
+        ):
             assert (await hello_to_a(nodes["a"], "b", shown)).kind == FrameKind.REPLICA_HELLO
 
 
@@ -277,11 +379,18 @@ async def test_a_replica_says_nothing_to_a_server_whose_certificate_is_another_o
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     create_authority(tmp_path)
-    networks = {name: environment_with(papers(tmp_path, name, "node", HOST)).network for name in ("a", "b", "c")}
+    networks = {
+        name: environment_with(papers(tmp_path, name, "node", HOST)).network
+        for name in ("a", "b", "c")
+    }
     heard: list[Frame] = []
 
     def accept() -> FrameStream:
-        ignored = {"on_closed": lambda _: None, "on_writable": lambda: None, "on_violation": lambda _: None}
+        ignored = {
+            "on_closed": lambda _: None,
+            "on_writable": lambda: None,
+            "on_violation": lambda _: None,
+        }
         return FrameStream(on_frames=heard.extend, frame_bytes_max=1 << 20, **ignored)
 
     impostor = await networks["c"].listen(HOST, 0, accept)
@@ -301,7 +410,9 @@ async def test_a_replica_says_nothing_to_a_server_whose_certificate_is_another_o
 
 
 @pytest.mark.parametrize(
-    ("days", "said"), [(-30, "certificate has expired"), (30, "certificate is not yet valid")], ids=["expired", "not yet valid"]
+    ("days", "said"),
+    [(-30, "certificate has expired"), (30, "certificate is not yet valid")],
+    ids=["expired", "not yet valid"],
 )
 async def test_a_replica_logs_once_that_a_peer_s_certificate_is_not_valid_now(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, said: str

@@ -22,7 +22,9 @@ from qmq.wire.frame import FrameKind
 FETCH = wire.Fetch("orders", 0, 0, 1, 0, 1000, [], [], [], 0)
 
 
-async def test_a_reader_may_browse_what_its_token_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_may_browse_what_its_token_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with guarded(tmp_path) as cluster:
         await cluster.admin.send("orders", b"1")
         await cluster.allow("app:reports", "browse", "subject", "orders")
@@ -42,7 +44,9 @@ async def test_a_reader_may_browse_what_its_token_may(tmp_path: Path, monkeypatc
             await asyncio.to_thread(read, "payments")
 
 
-async def test_a_right_that_is_taken_between_two_fetches_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_right_that_is_taken_between_two_fetches_ends_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with guarded(tmp_path) as cluster:
         await cluster.admin.send("orders", b"1")
         rule = await cluster.allow("app:reports", "browse", "subject", "orders")
@@ -59,7 +63,9 @@ async def test_a_right_that_is_taken_between_two_fetches_ends_the_connection(tmp
             await asyncio.to_thread(channel.call, FrameKind.FETCH, FETCH.pack())
 
 
-async def test_spark_reads_the_audit_log_as_any_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spark_reads_the_audit_log_as_any_subject(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with guarded(tmp_path, access=AccessConfig(audit_subject="audit.log")) as cluster:
         await cluster.allow("app:auditor", "browse", "subject", "audit.log")
         async with cluster.client("app:other") as other:
@@ -72,9 +78,17 @@ async def test_spark_reads_the_audit_log_as_any_subject(tmp_path: Path, monkeypa
             return [json.loads(body) for body in table["body"].to_pylist()]
 
         async with asyncio.timeout(20):
-            while not (denied := [each for each in await asyncio.to_thread(records) if each["result"] == "denied"]):
+            while not (
+                denied := [
+                    each for each in await asyncio.to_thread(records) if each["result"] == "denied"
+                ]
+            ):
                 await asyncio.sleep(0.05)
-    assert (denied[0]["principal"], denied[0]["on"], bool(denied[0]["request"])) == ("app:other", "subject payments", True)
+    assert (denied[0]["principal"], denied[0]["on"], bool(denied[0]["request"])) == (
+        "app:other",
+        "subject payments",
+        True,
+    )
 
 
 def test_a_token_does_not_leave_the_machine_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:

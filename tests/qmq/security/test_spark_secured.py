@@ -36,7 +36,9 @@ async def closed(folder: Path, tls: Tls, client: Tls) -> AsyncIterator[tuple[Nod
             for subject in ("payments", "copies"):
                 await operator.metadata.create_subject(qmq.SubjectConfig(subject))
             await operator.access.put_rule("app:reports", ["browse"], "subject", "orders")
-            await operator.access.put_rule("app:reports", ["produce", "browse"], "subject", "copies")
+            await operator.access.put_rule(
+                "app:reports", ["produce", "browse"], "subject", "copies"
+            )
             await operator.access.put_rule("op:admin", [], "cluster")
             for kind in ("subject", "group"):
                 await operator.access.put_rule("op:admin", [], kind)
@@ -51,7 +53,9 @@ async def check(found: dict[str, Any], operator: qmq.Client) -> None:
     """The reader read all, the sink wrote all, twice; and what no rule allows was refused, by name."""
     assert found["read"] == MESSAGES
     assert len(found["refused"]) == 2
-    assert all("app:reports may not" in each and "payments" in each for each in found["refused"]), found["refused"]
+    assert all("app:reports may not" in each and "payments" in each for each in found["refused"]), (
+        found["refused"]
+    )
     copies = list[bytes]()
     async with operator.consumer("copies", "g") as consumer:
         while len(copies) < 2 * MESSAGES:
@@ -64,7 +68,9 @@ async def test_spark_reads_and_writes_what_its_certificate_may(tmp_path: Path) -
     papers = Papers(tmp_path / "papers")
     reports = papers.of("reports", "app")
     async with closed(tmp_path / "data", papers.server, papers.client) as (node, operator):
-        found, shown = await asyncio.to_thread(drive, tmp_path, "local[2]", node.address, variables(reports), {})
+        found, shown = await asyncio.to_thread(
+            drive, tmp_path, "local[2]", node.address, variables(reports), {}
+        )
         await check(found, operator)
     assert reports.key is not None
     secret = reports.key.read_text().splitlines()[1]
@@ -72,7 +78,9 @@ async def test_spark_reads_and_writes_what_its_certificate_may(tmp_path: Path) -
 
 
 @pytest.mark.long
-async def test_executors_of_a_cluster_get_a_token_that_no_page_of_spark_shows(tmp_path: Path) -> None:
+async def test_executors_of_a_cluster_get_a_token_that_no_page_of_spark_shows(
+    tmp_path: Path,
+) -> None:
     papers = Papers(tmp_path / "papers")
     server = replace(papers.server, requires_clients=False)
     async with closed(tmp_path / "data", server, papers.ca_only) as (node, operator):
@@ -80,10 +88,14 @@ async def test_executors_of_a_cluster_get_a_token_that_no_page_of_spark_shows(tm
         given = {**variables(papers.ca_only), "QMQ_TOKEN": token}
         with standalone(tmp_path / "cluster") as cluster:
             conf = {f"spark.executorEnv.{name}": value for name, value in given.items()}
-            found, shown = await asyncio.to_thread(drive, tmp_path, cluster.url, node.address, given, conf)
+            found, shown = await asyncio.to_thread(
+                drive, tmp_path, cluster.url, node.address, given, conf
+            )
         await check(found, operator)
         logs = "\n".join(
-            path.read_text(errors="replace") for path in (tmp_path / "cluster").rglob("*") if path.is_file() and path.suffix != ".jar"
+            path.read_text(errors="replace")
+            for path in (tmp_path / "cluster").rglob("*")
+            if path.is_file() and path.suffix != ".jar"
         )
     assert "spark.executorEnv.QMQ_TOKEN" in shown, "the page of the environment was looked at"
     assert token.split("_", 2)[2] not in shown

@@ -52,8 +52,13 @@ async def refused(address: str, tls: Tls | None) -> str:
         return str(failed.value)
 
 
-async def test_messages_go_through_encrypted_ports_both_ways(tmp_path: Path, papers: Papers) -> None:
-    async with secured(tmp_path / "data", papers.server) as node, qmq.connect(node.address, tls=papers.client) as mq:
+async def test_messages_go_through_encrypted_ports_both_ways(
+    tmp_path: Path, papers: Papers
+) -> None:
+    async with (
+        secured(tmp_path / "data", papers.server) as node,
+        qmq.connect(node.address, tls=papers.client) as mq,
+    ):
         assert await exchange(mq) == b"hello"
         receipt = await mq.send("s", b"later", delay=timedelta(milliseconds=100))
         async with mq.consumer("s", "g") as consumer:
@@ -63,19 +68,29 @@ async def test_messages_go_through_encrypted_ports_both_ways(tmp_path: Path, pap
 
 async def test_a_large_body_arrives_whole(tmp_path: Path, papers: Papers) -> None:
     body = bytes(range(256)) * 4096 * 3
-    async with secured(tmp_path / "data", papers.server) as node, qmq.connect(node.address, tls=papers.client) as mq:
+    async with (
+        secured(tmp_path / "data", papers.server) as node,
+        qmq.connect(node.address, tls=papers.client) as mq,
+    ):
         await mq.send("s", body)
         async with mq.consumer("s", "g") as consumer:
             assert (await consumer.pull(1, timedelta(seconds=20)))[0].body == body
 
 
-async def test_a_client_needs_a_certificate_only_where_one_is_required(tmp_path: Path, papers: Papers) -> None:
+async def test_a_client_needs_a_certificate_only_where_one_is_required(
+    tmp_path: Path, papers: Papers
+) -> None:
     server = replace(papers.server, requires_clients=False)
-    async with secured(tmp_path / "data", server) as node, qmq.connect(node.address, tls=papers.ca_only) as mq:
+    async with (
+        secured(tmp_path / "data", server) as node,
+        qmq.connect(node.address, tls=papers.ca_only) as mq,
+    ):
         assert await exchange(mq) == b"hello"
 
 
-async def test_the_environment_says_where_certificates_are(tmp_path: Path, papers: Papers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_says_where_certificates_are(
+    tmp_path: Path, papers: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("QMQ_TLS_CA", str(papers.client.ca))
     monkeypatch.setenv("QMQ_TLS_CERT", str(papers.client.cert))
     monkeypatch.setenv("QMQ_TLS_KEY", str(papers.client.key))
@@ -122,12 +137,21 @@ async def test_handshakes_that_fail_are_in_the_audit_log_with_address_and_reason
     records = handshakes(caplog)
     reasons = {str(each["on"]).lower() for each in records}
     assert len(reasons) == len(wrong), "the same refusal is written once"
-    for expected in ("certificate has expired", "did_not_return_a_certificate", "local issuer", "wrong_version"):
+    for expected in (
+        "certificate has expired",
+        "did_not_return_a_certificate",
+        "local issuer",
+        "wrong_version",
+    ):
         assert any(expected in each for each in reasons), reasons
-    assert {(each["principal"], each["result"], str(each["from"]).split(":")[0]) for each in records} == {("any:anonymous", "denied", HOST)}
+    assert {
+        (each["principal"], each["result"], str(each["from"]).split(":")[0]) for each in records
+    } == {("any:anonymous", "denied", HOST)}
 
 
-async def test_a_client_with_tls_hears_that_the_server_has_no_tls(tmp_path: Path, papers: Papers) -> None:
+async def test_a_client_with_tls_hears_that_the_server_has_no_tls(
+    tmp_path: Path, papers: Papers
+) -> None:
     async with running(node_config(tmp_path)) as node:
         assert "does the server speak TLS" in await refused(node.address, papers.client)
         with pytest.raises((TlsFailed, NotConnected)):
@@ -142,7 +166,9 @@ async def data_port_refuses(address: str, tls: Tls | None) -> bool:
 
 
 @pytest.mark.parametrize("wrong", ["authority", "name", "expired", "early"])
-async def test_a_client_trusts_no_server_with_wrong_papers(tmp_path: Path, papers: Papers, wrong: str) -> None:
+async def test_a_client_trusts_no_server_with_wrong_papers(
+    tmp_path: Path, papers: Papers, wrong: str
+) -> None:
     servers = {
         "authority": Papers(tmp_path / "strange").server,
         "name": papers.of("elsewhere", "node", "broker9.example"),
@@ -158,7 +184,9 @@ async def test_a_client_trusts_no_server_with_wrong_papers(tmp_path: Path, paper
         listener.close()
 
 
-async def test_strangers_whose_handshake_fails_leave_nothing_behind(tmp_path: Path, papers: Papers) -> None:
+async def test_strangers_whose_handshake_fails_leave_nothing_behind(
+    tmp_path: Path, papers: Papers
+) -> None:
     async with secured(tmp_path / "data", papers.server, hello_timeout_ms=200) as node:
         host, _, port = node.data_address.rpartition(":")
         for _ in range(20):
@@ -171,9 +199,15 @@ async def test_strangers_whose_handshake_fails_leave_nothing_behind(tmp_path: Pa
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-@pytest.mark.parametrize(("allows", "versions"), [(False, {"TLSv1.3"}), (True, {"TLSv1.2", "TLSv1.3"})])
-async def test_old_versions_of_tls_are_refused(papers: Papers, allows: bool, versions: set[str]) -> None:
-    network = TlsNetwork(Credentials(replace(papers.server, requires_clients=False, allows_tls12=allows)))
+@pytest.mark.parametrize(
+    ("allows", "versions"), [(False, {"TLSv1.3"}), (True, {"TLSv1.2", "TLSv1.3"})]
+)
+async def test_old_versions_of_tls_are_refused(
+    papers: Papers, allows: bool, versions: set[str]
+) -> None:
+    network = TlsNetwork(
+        Credentials(replace(papers.server, requires_clients=False, allows_tls12=allows))
+    )
     listener = await network.listen(HOST, 0, asyncio.Protocol)
     spoken = set[str]()
     for version in (ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
@@ -191,16 +225,23 @@ async def test_old_versions_of_tls_are_refused(papers: Papers, allows: bool, ver
     assert spoken == versions
 
 
-async def test_renewed_certificates_are_used_and_no_connection_is_dropped(tmp_path: Path, papers: Papers) -> None:
+async def test_renewed_certificates_are_used_and_no_connection_is_dropped(
+    tmp_path: Path, papers: Papers
+) -> None:
     clock = FakeClock()
-    async with secured(tmp_path / "data", papers.server, clock) as node, qmq.connect(node.address, tls=papers.client) as mq:
+    async with (
+        secured(tmp_path / "data", papers.server, clock) as node,
+        qmq.connect(node.address, tls=papers.client) as mq,
+    ):
         assert await exchange(mq) == b"hello"
         before = await serial_at(node.data_address, papers)
         papers.of("broker0", "node", HOST, "localhost", days=9)
         assert await serial_at(node.data_address, papers) == before, "it is not time to look yet"
         clock.now_s += LOOK_S
         assert await serial_at(node.data_address, papers) != before
-        assert await control_serial(node.address, papers) == await serial_at(node.data_address, papers)
+        assert await control_serial(node.address, papers) == await serial_at(
+            node.data_address, papers
+        )
         assert mq.connections == 1
         assert await exchange(mq) == b"hello"
         assert mq.connections == 1
@@ -216,14 +257,19 @@ async def ask_over_tls(port: int, path: str, context: ssl.SSLContext | None) -> 
 
 
 async def test_remote_readers_of_metrics_need_a_certificate(tmp_path: Path, papers: Papers) -> None:
-    config = replace(node_config(tmp_path / "data"), metrics_port=0, metrics_host="127.1")  # counts as another machine's address
+    config = replace(
+        node_config(tmp_path / "data"), metrics_port=0, metrics_host="127.1"
+    )  # counts as another machine's address
     node = Node(config, network=TlsNetwork(Credentials(papers.server)))
     await node.start()
     try:
         assert node.metrics is not None
         port = node.metrics.port
 
-        known, stranger = Credentials(papers.client).client_context(), Credentials(papers.ca_only).client_context()
+        known, stranger = (
+            Credentials(papers.client).client_context(),
+            Credentials(papers.ca_only).client_context(),
+        )
         assert b"qmq_" in await ask_over_tls(port, "/metrics", known)
         refusal = await ask_over_tls(port, "/metrics", stranger)
         assert b"403 Forbidden" in refusal
@@ -236,7 +282,9 @@ async def test_remote_readers_of_metrics_need_a_certificate(tmp_path: Path, pape
         await node.stop()
 
 
-async def test_health_is_asked_over_tls_where_the_metrics_port_has_tls(tmp_path: Path, papers: Papers) -> None:
+async def test_health_is_asked_over_tls_where_the_metrics_port_has_tls(
+    tmp_path: Path, papers: Papers
+) -> None:
     server = papers.of("broker1", "node", HOST)
     config = replace(node_config(tmp_path / "data"), metrics_port=0, metrics_host="0.0.0.0")
     node = Node(config, network=TlsNetwork(Credentials(server)))
@@ -246,8 +294,12 @@ async def test_health_is_asked_over_tls_where_the_metrics_port_has_tls(tmp_path:
         """Exit status and output of `qmq health`."""
         assert node.metrics is not None
         asked = ("health", "meta", f"{HOST}:{node.metrics.port}", *words)
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("QMQ_TLS")}
-        done = await asyncio.to_thread(cli_process.run, asked, {**inherited, "XDG_CONFIG_HOME": str(tmp_path), **environment})
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("QMQ_TLS")
+        }
+        done = await asyncio.to_thread(
+            cli_process.run, asked, {**inherited, "XDG_CONFIG_HOME": str(tmp_path), **environment}
+        )
         return done.returncode, (done.stdout + done.stderr).decode()
 
     try:
@@ -269,7 +321,9 @@ async def test_health_is_asked_over_tls_where_the_metrics_port_has_tls(tmp_path:
         await node.stop()
     async with running(replace(node_config(tmp_path / "plain"), metrics_port=0)) as plain:
         node = plain
-        assert (await health("--tls-ca", str(server.ca)))[0] == 0, "on this machine metrics have no TLS"
+        assert (await health("--tls-ca", str(server.ca)))[0] == 0, (
+            "on this machine metrics have no TLS"
+        )
 
 
 async def test_metrics_are_for_all_where_clients_need_no_certificate(papers: Papers) -> None:
@@ -277,12 +331,16 @@ async def test_metrics_are_for_all_where_clients_need_no_certificate(papers: Pap
     metrics = await serving.serve("127.1", 0, [], lambda: Readiness(True, "ok"), network)
     assert metrics is not None
     try:
-        assert b"200 OK" in await ask_over_tls(metrics.port, "/metrics", Credentials(papers.ca_only).client_context())
+        assert b"200 OK" in await ask_over_tls(
+            metrics.port, "/metrics", Credentials(papers.ca_only).client_context()
+        )
     finally:
         await metrics.stop()
 
 
-async def test_a_listener_outlives_its_own_failures(papers: Papers, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_listener_outlives_its_own_failures(
+    papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
     failures = [RuntimeError("the factory fails")]
 
     def accept() -> asyncio.Protocol:
@@ -296,19 +354,29 @@ async def test_a_listener_outlives_its_own_failures(papers: Papers, caplog: pyte
     listener = await TlsNetwork(Credentials(papers.server), look).listen(HOST, 0, accept)
     for _ in range(2):
         with suppress(OSError):
-            _, writer = await asyncio.open_connection(HOST, listener.port, ssl=Credentials(papers.client).client_context())
+            _, writer = await asyncio.open_connection(
+                HOST, listener.port, ssl=Credentials(papers.client).client_context()
+            )
     writer.close()
     listener.close()
     assert not failures
     assert all(each in caplog.text for each in ("the factory fails", "looking fails"))
 
 
-async def test_connections_beyond_the_rate_of_handshakes_wait_and_are_all_served(tmp_path: Path, papers: Papers) -> None:
+async def test_connections_beyond_the_rate_of_handshakes_wait_and_are_all_served(
+    tmp_path: Path, papers: Papers
+) -> None:
     broker = BrokerConfig(handshakes_per_s=5)
-    node = Node(node_config(tmp_path / "data", broker=broker), network=TlsNetwork(Credentials(papers.server)))
+    node = Node(
+        node_config(tmp_path / "data", broker=broker),
+        network=TlsNetwork(Credentials(papers.server)),
+    )
     await node.start()
     data = node.running.data
-    begun = [asyncio.ensure_future(connect(node.data_address, str(number), network_of(papers.client))) for number in range(12)]
+    begun = [
+        asyncio.ensure_future(connect(node.data_address, str(number), network_of(papers.client)))
+        for number in range(12)
+    ]
     await eventually(lambda: data.is_paused)
     standing = [await each for each in begun]
     assert data.connections == 12
@@ -321,7 +389,9 @@ async def test_connections_beyond_the_rate_of_handshakes_wait_and_are_all_served
 async def serial_at(address: str, papers: Papers) -> str:
     """The serial number of the certificate that a server shows."""
     host, _, port = address.rpartition(":")
-    _, writer = await asyncio.open_connection(host, int(port), ssl=Credentials(papers.client).client_context(), server_hostname=host)
+    _, writer = await asyncio.open_connection(
+        host, int(port), ssl=Credentials(papers.client).client_context(), server_hostname=host
+    )
     found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
     writer.close()
     await writer.wait_closed()
@@ -346,7 +416,9 @@ def test_certificates_are_named_by_path_or_by_text(papers: Papers) -> None:
         Credentials(qmq.Tls("nowhere"))
 
 
-def test_files_that_do_not_match_each_other_change_nothing(papers: Papers, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_do_not_match_each_other_change_nothing(
+    papers: Papers, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = FakeClock()
     credentials = Credentials(papers.server, clock)
     first = credentials.pem
@@ -379,10 +451,14 @@ def test_a_renewed_certificate_reaches_calls_of_a_channel(papers: Papers) -> Non
         ({"key": "garbage"}, "do not belong together"),
     ],
 )
-def test_files_that_cannot_be_used_are_named(tmp_path: Path, papers: Papers, files: dict[str, str], what: str) -> None:
+def test_files_that_cannot_be_used_are_named(
+    tmp_path: Path, papers: Papers, files: dict[str, str], what: str
+) -> None:
     (tmp_path / "garbage").write_bytes(b"\xff\x00garbage")
     with pytest.raises(InvalidArgument, match=what):
-        Credentials(replace(papers.server, **{name: tmp_path / path for name, path in files.items()}))
+        Credentials(
+            replace(papers.server, **{name: tmp_path / path for name, path in files.items()})
+        )
 
 
 def test_a_certificate_without_its_key_is_refused(papers: Papers) -> None:
@@ -398,13 +474,19 @@ async def test_a_blocking_connection_sends_while_it_waits_for_an_answer(
     tmp_path: Path, papers: Papers, monkeypatch: pytest.MonkeyPatch, open_files: int
 ) -> None:
     """As the Spark sink does: one thread receives, another one sends."""
-    for name, path in (("CA", papers.client.ca), ("CERT", papers.client.cert), ("KEY", papers.client.key)):
+    for name, path in (
+        ("CA", papers.client.ca),
+        ("CERT", papers.client.cert),
+        ("KEY", papers.client.key),
+    ):
         monkeypatch.setenv(f"QMQ_TLS_{name}", str(path))
     async with secured(tmp_path / "data", papers.server) as node:
         async with qmq.connect(node.address) as mq:
             await mq.send("s", b"x")
         with _files_open(open_files):
-            assert await asyncio.to_thread(_ask_from_two_threads, node.data_address) == list(range(500))
+            assert await asyncio.to_thread(_ask_from_two_threads, node.data_address) == list(
+                range(500)
+            )
 
 
 @contextmanager

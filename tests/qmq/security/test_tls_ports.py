@@ -85,7 +85,10 @@ CONNECTING = {
     ("replication/qmq_replication/links.py", "connect"): "replica",
     ("qmq/cli/doctor.py", "client_context"): "command: health",
     ("qmq/columns/servers/connection.py", "client_context"): "Spark: data",
-    ("qmq/rpc/channel.py", "channel_credentials"): "client: metaserver, Spark: metaserver, client: control",
+    (
+        "qmq/rpc/channel.py",
+        "channel_credentials",
+    ): "client: metaserver, Spark: metaserver, client: control",
     ("coordination/qmq_coordination/etcd/channel.py", "channel_credentials"): "server: etcd",
 }
 """Where the product connects with certificates."""
@@ -102,9 +105,17 @@ def calls_of(names: set[str]) -> set[tuple[str, str]]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             where = str(path.relative_to(ROOT))
             for each in ast.walk(ast.parse(path.read_text())):
-                if isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in names - OF_NETWORKS:
+                if (
+                    isinstance(each, ast.Call)
+                    and isinstance(each.func, ast.Name)
+                    and each.func.id in names - OF_NETWORKS
+                ):
                     found.add((where, each.func.id))
-                elif isinstance(each, ast.Attribute) and each.attr in names and is_of_network(ast.unparse(each.value), each.attr):
+                elif (
+                    isinstance(each, ast.Attribute)
+                    and each.attr in names
+                    and is_of_network(ast.unparse(each.value), each.attr)
+                ):
                     found.add((where, each.attr))
     return {each for each in found if each[0] not in INSIDE and "/testing/" not in each[0]}
 
@@ -115,7 +126,16 @@ def is_of_network(owner: str, name: str) -> bool:
 
 
 def test_the_list_has_every_place_that_serves_tls() -> None:
-    served = {"listen", "serve", "WebServer", "TlsListener", "server_context", "load_cert_chain", "ssl_server_credentials", "wrap_bio"}
+    served = {
+        "listen",
+        "serve",
+        "WebServer",
+        "TlsListener",
+        "server_context",
+        "load_cert_chain",
+        "ssl_server_credentials",
+        "wrap_bio",
+    }
     assert calls_of(served) == set(SERVING)
     assert {name for names in SERVING.values() for name in names.split(", ")} == set(PORTS)
 
@@ -123,7 +143,10 @@ def test_the_list_has_every_place_that_serves_tls() -> None:
 def test_the_list_has_every_place_that_connects_with_certificates() -> None:
     opened = {"connect", "client_context", "channel_credentials"}
     assert calls_of(opened) == set(CONNECTING)
-    assert {name for names in CONNECTING.values() for name in names.split(", ")} == {*CLIENTS, *CLIENTS_ELSEWHERE}
+    assert {name for names in CONNECTING.values() for name in names.split(", ")} == {
+        *CLIENTS,
+        *CLIENTS_ELSEWHERE,
+    }
 
 
 # --- servers refuse clients -----------------------------------------------------------------------------------------------
@@ -140,9 +163,13 @@ async def all_ports(folder: Path, papers: Papers) -> AsyncIterator[dict[str, int
         node = Node(config, network=TlsNetwork(Credentials(papers.server)))
         await node.start()
         stack.push_async_callback(node.stop)
-        mq = await stack.enter_async_context(qmq.connect(node.address, tls=papers.client, state_dir=False))
+        mq = await stack.enter_async_context(
+            qmq.connect(node.address, tls=papers.client, state_dir=False)
+        )
         gateway = GatewayServer(mq, GatewayConfig(port=0), network=tls_of(cert, key))
-        console = ConsoleServer(ConsoleConfig(node.address, port=0, tls_cert=cert, tls_key=key), lambda _: mq)
+        console = ConsoleServer(
+            ConsoleConfig(node.address, port=0, tls_cert=cert, tls_key=key), lambda _: mq
+        )
         http = HttpServer(HttpConfig(HOST, 0, cert, key), lambda _: mq)
         for each in (gateway, console, http):
             await each.start()
@@ -181,13 +208,17 @@ async def heard(port: int, alpn: str, first: bytes, tls: Tls) -> bytes:
         return b""
 
 
-async def test_every_port_refuses_wrong_certificates_and_serves_who_needs_none(tmp_path: Path) -> None:
+async def test_every_port_refuses_wrong_certificates_and_serves_who_needs_none(
+    tmp_path: Path,
+) -> None:
     papers = Papers(tmp_path / "papers")
     wrong = wrong_clients(tmp_path, papers)
     async with all_ports(tmp_path / "data", papers) as ports:
         assert set(ports) == set(PORTS)
         for name, (alpn, first, asked) in PORTS.items():
-            assert await heard(ports[name], alpn, first, papers.client if asked == "required" else papers.ca_only), name
+            assert await heard(
+                ports[name], alpn, first, papers.client if asked == "required" else papers.ca_only
+            ), name
             for what, tls in wrong.items():
                 answer = await heard(ports[name], alpn, first, tls)
                 if name == "metrics" and what == "none":
@@ -212,7 +243,9 @@ async def ask_metaserver(address: str, tls: Tls) -> None:
 async def ask_control(address: str, tls: Tls) -> None:
     async with network_of(tls).channel(address, any_server) as channel:
         try:
-            await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(control_pb2.DescribeReplicaRequest(), timeout=10)
+            await control_pb2_grpc.BrokerControlStub(channel).DescribeReplica(
+                control_pb2.DescribeReplicaRequest(), timeout=10
+            )
         except Exception as failure:
             raise typed_error(failure, address) from failure
 
@@ -264,7 +297,9 @@ CLIENTS_ELSEWHERE = {"replica", "server: etcd"}
 
 
 @pytest.mark.parametrize("what", WRONG_SERVERS)
-async def test_every_client_refuses_a_wrong_server_and_says_what_to_do(tmp_path: Path, what: str) -> None:
+async def test_every_client_refuses_a_wrong_server_and_says_what_to_do(
+    tmp_path: Path, what: str
+) -> None:
     papers = Papers(tmp_path / "papers")
     async with node_with(tmp_path / "data", wrong_server(what, tmp_path, papers)) as addresses:
         for name, (port, ask) in CLIENTS.items():
@@ -282,7 +317,9 @@ async def test_every_client_that_is_refused_says_what_to_do(tmp_path: Path, what
             if (name, what) == ("command: health", "none"):
                 await ask(addresses[port], wrong)
                 continue
-            with pytest.raises((TlsFailed, NotConnected), match=r"QMQ_TLS_CERT|does it refuse the certificate") as failure:
+            with pytest.raises(
+                (TlsFailed, NotConnected), match=r"QMQ_TLS_CERT|does it refuse the certificate"
+            ) as failure:
                 await ask(addresses[port], wrong)
             assert addresses[port] in str(failure.value), name
 
@@ -307,7 +344,9 @@ def etcd_with(folder: Path, tls: Tls) -> Iterator[str]:
 
 async def refusal_of_etcd(address: str, tls: Tls) -> str:
     """The error of a server with these certificates that asks etcd."""
-    store = EtcdStore([address], tls=EtcdTls(path_of(tls.ca), path_of(tls.cert), path_of(tls.key)), total_s=1)
+    store = EtcdStore(
+        [address], tls=EtcdTls(path_of(tls.ca), path_of(tls.cert), path_of(tls.key)), total_s=1
+    )
     try:
         with pytest.raises(CoordinationTlsFailed) as failure:
             await store.get("k")
@@ -324,12 +363,20 @@ def path_of(found: Path | str | None) -> Path | None:
     ("what", "said"),
     [
         ("another authority's", "--etcd-ca (QMQ_ETCD_CA) must name its CA"),
-        ("expired", "certificate is not valid now (certificate has expired): replace it, or correct this machine's clock"),
-        ("not yet valid", "certificate is not valid now (certificate is not yet valid): replace it, or correct this machine's clock"),
+        (
+            "expired",
+            "certificate is not valid now (certificate has expired): replace it, or correct this machine's clock",
+        ),
+        (
+            "not yet valid",
+            "certificate is not valid now (certificate is not yet valid): replace it, or correct this machine's clock",
+        ),
         ("another name", "not for the address that is asked"),
     ],
 )
-async def test_a_server_refuses_an_etcd_with_a_wrong_certificate_and_says_what_to_do(tmp_path: Path, what: str, said: str) -> None:
+async def test_a_server_refuses_an_etcd_with_a_wrong_certificate_and_says_what_to_do(
+    tmp_path: Path, what: str, said: str
+) -> None:
     papers = Papers(tmp_path / "papers")
     with etcd_with(tmp_path / "etcd", wrong_server(what, tmp_path, papers)) as address:
         assert said in await refusal_of_etcd(address, papers.client)
@@ -339,5 +386,9 @@ async def test_a_server_that_etcd_refuses_says_what_to_do(tmp_path: Path) -> Non
     papers = Papers(tmp_path / "papers")
     with etcd_with(tmp_path / "etcd", papers.server) as address:
         for what, tls in wrong_clients(tmp_path, papers).items():
-            said = "set --etcd-cert and --etcd-key" if what == "none" else "must be signed by a CA that etcd trusts, and be valid now"
+            said = (
+                "set --etcd-cert and --etcd-key"
+                if what == "none"
+                else "must be signed by a CA that etcd trusts, and be valid now"
+            )
             assert said in await refusal_of_etcd(address, tls), what

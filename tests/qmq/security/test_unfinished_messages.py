@@ -31,7 +31,9 @@ MESSAGE_BYTES = 1_000_000
 
 
 def frame(kind: int, call: int, payload: bytes = b"", flags: int = 0) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + call.to_bytes(4, "big") + payload
+    return (
+        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + call.to_bytes(4, "big") + payload
+    )
 
 
 def message(size: int, sent: int | None = None) -> bytes:
@@ -41,8 +43,18 @@ def message(size: int, sent: int | None = None) -> bytes:
 
 def head(path: str, call: int) -> bytes:
     """The frame that begins a call."""
-    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "h", "te": "trailers", "content-type": "application/grpc"}
-    block = b"".join(b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in fields.items())
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "h",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    block = b"".join(
+        b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
     return frame(HEADERS, call, block, END_HEADERS)
 
 
@@ -73,7 +85,9 @@ def test_the_bytes_of_a_message_count_until_it_is_whole() -> None:
     assert found.sent(frame(HEADERS, 1, b"name") + frame(HEADERS, 3, b"name")) == (0, 0)
     assert found.sent(frame(DATA, 1, whole[:40])) == (1, 40)
     assert found.sent(frame(DATA, 3, whole[:3])) == (2, 43)
-    assert found.sent(frame(PING, 0, bytes(8)) + frame(DATA, 1, whole[40:] + whole + whole[:7])) == (2, 10)
+    assert found.sent(
+        frame(PING, 0, bytes(8)) + frame(DATA, 1, whole[40:] + whole + whole[:7])
+    ) == (2, 10)
     assert found.sent(frame(DATA, 3, b"\xff" + whole[3:] + bytes(255), PADDED)) == (1, 7)
     assert found.sent(frame(DATA, 1, b"", END)) == (0, 0)
 
@@ -94,8 +108,15 @@ def test_any_cuts_of_the_bytes_give_the_same_count() -> None:
         whole = bytearray()
         for _ in range(30):
             call, size = chosen.randrange(1, 7, 2), chosen.randrange(300)
-            payload = chosen.choice([message(size), message(size, size // 2), bytes(size), b"\x05" + bytes(size)])
-            whole += frame(chosen.choice([DATA, DATA, HEADERS, RESET, PING]), call, payload, chosen.choice([0, 0, END, PADDED]))
+            payload = chosen.choice(
+                [message(size), message(size, size // 2), bytes(size), b"\x05" + bytes(size)]
+            )
+            whole += frame(
+                chosen.choice([DATA, DATA, HEADERS, RESET, PING]),
+                call,
+                payload,
+                chosen.choice([0, 0, END, PADDED]),
+            )
         whole += chosen.randbytes(chosen.choice([0, 500]))
         at_once, in_pieces = Counted(), Counted()
         expected = at_once.sent(bytes(whole))
@@ -109,7 +130,11 @@ def test_any_cuts_of_the_bytes_give_the_same_count() -> None:
 def test_beyond_the_bytes_the_connection_ends_and_holds_nothing() -> None:
     found = Counted(StrangerBounds(100, bytes_max=100, time_s=LONG_S))
     assert found.sent(frame(HEADERS, 1) + frame(HEADERS, 3)) == (0, 0)
-    assert found.sent(frame(DATA, 1, message(500, 60)) + frame(DATA, 3, message(500, 60)) + frame(DATA, 1, bytes(60))) == (0, 0)
+    assert found.sent(
+        frame(DATA, 1, message(500, 60))
+        + frame(DATA, 3, message(500, 60))
+        + frame(DATA, 1, bytes(60))
+    ) == (0, 0)
     assert (found.ends, found.messages.is_over) == (1, True)
 
 
@@ -131,7 +156,12 @@ class Client:
     def begin(self, path: str, sent: int, call: int = 1) -> None:
         """Send the first bytes of a large message."""
         data = message(MESSAGE_BYTES, sent)
-        self.writer.write(head(path, call) + b"".join(frame(DATA, call, data[place : place + 16_384]) for place in range(0, sent, 16_384)))
+        self.writer.write(
+            head(path, call)
+            + b"".join(
+                frame(DATA, call, data[place : place + 16_384]) for place in range(0, sent, 16_384)
+            )
+        )
 
     async def ended(self) -> bool:
         """Wait for the end."""
@@ -156,7 +186,10 @@ async def _ask(request: bytes, _: Any) -> bytes:
 async def served(bounds: StrangerBounds) -> AsyncIterator[RpcRelay]:
     door = RpcListener(replace(RpcBounds(100, 100), unfinished=bounds))
     server = rpc_server(door)
-    handlers = {"Follow": grpc.stream_stream_rpc_method_handler(_follow), "Ask": grpc.unary_unary_rpc_method_handler(_ask)}
+    handlers = {
+        "Follow": grpc.stream_stream_rpc_method_handler(_follow),
+        "Ask": grpc.unary_unary_rpc_method_handler(_ask),
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
     found = await relay(server, HOST, 0, door)
     try:
@@ -199,7 +232,10 @@ async def test_calls_that_the_server_refuses_half_way_leave_nothing_unfinished()
             client.begin("/t/Unknown", 10_000, call)
         async with grpc.aio.insecure_channel(f"{HOST}:{port.port}") as channel:
             body = bytes(MESSAGE_BYTES)
-            assert await asyncio.gather(*(channel.unary_unary("/t/Ask")(body) for _ in range(5))) == [body] * 5
+            assert (
+                await asyncio.gather(*(channel.unary_unary("/t/Ask")(body) for _ in range(5)))
+                == [body] * 5
+            )
         await eventually(lambda: not len(port.unfinished))
         client.writer.close()
 
@@ -207,15 +243,21 @@ async def test_calls_that_the_server_refuses_half_way_leave_nothing_unfinished()
 class Relayed(Network):
     """A network whose gRPC ports are relayed, as those that other machines reach."""
 
-    async def serve(self, server: grpc.aio.Server, host: str, port: int, door: RpcListener) -> RpcPort:
+    async def serve(
+        self, server: grpc.aio.Server, host: str, port: int, door: RpcListener
+    ) -> RpcPort:
         return await relay(server, host, port, door)
 
 
-async def test_unfinished_commands_at_a_gateway_without_credentials_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unfinished_commands_at_a_gateway_without_credentials_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bounds = StrangerBounds(100, bytes_max=200_000, time_s=LONG_S)
     monkeypatch.setattr(gateway_server, "BOUNDS", replace(gateway_server.BOUNDS, unfinished=bounds))
     async with TestCluster() as cluster:
-        gateway = gateway_server.GatewayServer(cluster.client(), GatewayConfig(port=0), network=Relayed())
+        gateway = gateway_server.GatewayServer(
+            cluster.client(), GatewayConfig(port=0), network=Relayed()
+        )
         await gateway.start()
         clients = [await Client.of(gateway.port) for _ in range(5)]
         for each in clients:

@@ -46,10 +46,17 @@ async def misnamed(folder: Path, papers: Papers) -> AsyncIterator[Node]:
 @pytest.mark.parametrize("call", CALLS)
 async def test_each_call_names_the_broker_that_it_cannot_trust(tmp_path: Path, call: str) -> None:
     papers = Papers(tmp_path / "papers")
-    async with misnamed(tmp_path / "data", papers) as node, client(f"{HOST}:{node.meta_port}", papers.client) as mq:
+    async with (
+        misnamed(tmp_path / "data", papers) as node,
+        client(f"{HOST}:{node.meta_port}", papers.client) as mq,
+    ):
         await mq.metadata.create_subject(qmq.SubjectConfig("s"))
-        await mq.metadata.create_subject(qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=64), partitions=1)
-        with pytest.raises(TlsRefused, match=r"no TLS with localhost:[0-9]+: .*not for this address"):
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("keys", order=qmq.Order.STRICT, logical_partitions=64), partitions=1
+        )
+        with pytest.raises(
+            TlsRefused, match=r"no TLS with localhost:[0-9]+: .*not for this address"
+        ):
             await CALLS[call](mq)
 
 
@@ -57,7 +64,10 @@ async def test_each_call_names_the_broker_that_it_cannot_trust(tmp_path: Path, c
 async def test_send_says_that_no_metaserver_can_be_trusted(tmp_path: Path, what: str) -> None:
     papers = Papers(tmp_path / "papers")
     wrong = wrong_server(what, tmp_path, papers)
-    async with node_with(tmp_path / "data", wrong) as addresses, client(addresses["metaserver"], papers.client) as mq:
+    async with (
+        node_with(tmp_path / "data", wrong) as addresses,
+        client(addresses["metaserver"], papers.client) as mq,
+    ):
         with pytest.raises(TlsRefused, match=WRONG_SERVERS[what]):
             await mq.send("s", b"x")
 
@@ -69,21 +79,35 @@ async def test_a_client_whose_certificate_is_refused_logs_soon_what_to_look_at(
     """Behind the handshake such a refusal looks like a server that is away, so the client waits on."""
     papers = Papers(tmp_path / "papers")
     wrong = wrong_clients(tmp_path, papers)[what]
-    async with node_with(tmp_path / "data", papers.server) as addresses, client(addresses["metaserver"], wrong) as mq:
+    async with (
+        node_with(tmp_path / "data", papers.server) as addresses,
+        client(addresses["metaserver"], wrong) as mq,
+    ):
         sending = asyncio.create_task(mq.send("s", b"x"))
-        await eventually(lambda: any("QMQ_TLS_CERT" in each.getMessage() for each in caplog.records))
+        await eventually(
+            lambda: any("QMQ_TLS_CERT" in each.getMessage() for each in caplog.records)
+        )
         assert not sending.done()
         sending.cancel()
         await asyncio.wait([sending])
 
 
-async def test_a_client_that_reached_a_broker_waits_for_one_that_it_cannot_trust(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_reached_a_broker_waits_for_one_that_it_cannot_trust(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     papers = Papers(tmp_path / "papers")
     async with misnamed(tmp_path / "data", papers) as node:
         port = node.data_address.rpartition(":")[2]
-        locator: Any = KnownMasters({"good": Master(f"{HOST}:{port}", 1), "bad": Master(f"localhost:{port}", 1)})
+        locator: Any = KnownMasters(
+            {"good": Master(f"{HOST}:{port}", 1), "bad": Master(f"localhost:{port}", 1)}
+        )
         now_s = iter(range(0, 1_000, int(PATIENCE_S)))
-        links = ConnectionPool(locator, "c", now_s=lambda: float(next(now_s)), network=TlsNetwork(Credentials(papers.client)))
+        links = ConnectionPool(
+            locator,
+            "c",
+            now_s=lambda: float(next(now_s)),
+            network=TlsNetwork(Credentials(papers.client)),
+        )
         try:
             await links.reach("s", "good")
             for _ in range(5):
@@ -91,4 +115,13 @@ async def test_a_client_that_reached_a_broker_waits_for_one_that_it_cannot_trust
                     await links.reach("s", "bad")
         finally:
             await links.close()
-    assert len([each for each in caplog.records if each.name == "qmq.client" and "no TLS with localhost" in each.getMessage()]) == 1
+    assert (
+        len(
+            [
+                each
+                for each in caplog.records
+                if each.name == "qmq.client" and "no TLS with localhost" in each.getMessage()
+            ]
+        )
+        == 1
+    )

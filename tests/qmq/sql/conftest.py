@@ -55,7 +55,9 @@ def database_server() -> Iterator[Callable[[str], DatabaseServer]]:
 
 
 @pytest.fixture(params=KINDS)
-def database(request: pytest.FixtureRequest, tmp_path: Path, database_server: Callable[[str], DatabaseServer]) -> Iterator[Database]:
+def database(
+    request: pytest.FixtureRequest, tmp_path: Path, database_server: Callable[[str], DatabaseServer]
+) -> Iterator[Database]:
     """A new, empty database."""
     if request.param == "sqlite":
         yield sqlite_database(tmp_path / "business.sqlite")

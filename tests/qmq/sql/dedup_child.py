@@ -69,7 +69,9 @@ class Reaper:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if code.co_filename not in _FILES or code.co_name.startswith("<") or self.is_over:  # a lambda is a line of who has it
+        if (
+            code.co_filename not in _FILES or code.co_name.startswith("<") or self.is_over
+        ):  # a lambda is a line of who has it
             return None
         if event == "line":
             self.came_by(f"{Path(code.co_filename).name}:{code.co_name}")
@@ -107,7 +109,14 @@ def listen(mq: qmq.Client, way: str, database: Any, group: str) -> None:
     """Register the handler that goes with a way into a database."""
     handlers = {"engine": bill_in_thread, "session": bill_in_thread, "driver": bill_by_driver}
     handler = handlers.get(way, bill)
-    mq.listen(SUBJECT, handler, group, idempotent=SqlDedup(database), lease=LEASE, retry_delays=[timedelta(0)])
+    mq.listen(
+        SUBJECT,
+        handler,
+        group,
+        idempotent=SqlDedup(database),
+        lease=LEASE,
+        retry_delays=[timedelta(0)],
+    )
 
 
 def way_into(way: str, url: str) -> Any:
@@ -116,7 +125,9 @@ def way_into(way: str, url: str) -> Any:
         return lambda: _connect(url)
     make: Any = create_async_engine if way.startswith("async") else create_engine
     engine = make(url, pool_size=1, max_overflow=0)
-    return {"session": sessionmaker, "async-session": async_sessionmaker}.get(way, lambda given: given)(engine)
+    return {"session": sessionmaker, "async-session": async_sessionmaker}.get(
+        way, lambda given: given
+    )(engine)
 
 
 def _connect(url: str) -> Any:
@@ -162,7 +173,13 @@ def main() -> None:
     """Run until there is nothing more to read."""
     warnings.simplefilter("ignore")
     import_module("qmq.client.metadata.service")
-    for driver in ("sqlite", "sqlite+aiosqlite", "postgresql+psycopg", "mysql+pymysql", "mysql+aiomysql"):
+    for driver in (
+        "sqlite",
+        "sqlite+aiosqlite",
+        "postgresql+psycopg",
+        "mysql+pymysql",
+        "mysql+aiomysql",
+    ):
         create_engine(f"{driver}://")  # imports it
     gc.freeze()  # or a fork's first collection copies all of it
     for line in sys.stdin:

@@ -50,7 +50,9 @@ class Way:
         self.given = given
         self.dedup = SqlDedup(given, **options)
 
-    async def work(self, each: Named, step: Callable[[Any], None] | None = None, group: str = "g") -> bool:
+    async def work(
+        self, each: Named, step: Callable[[Any], None] | None = None, group: str = "g"
+    ) -> bool:
         """Whether the handler ran. `step` gets a sync Connection, Session or DB-API connection."""
         if not self.is_async:
             return await asyncio.to_thread(self.work_sync, each, step, group)
@@ -81,7 +83,9 @@ def say(handed: Any, statement: str) -> None:
 
 
 @asynccontextmanager
-async def ways(database: Database, *names: str, keep: timedelta = timedelta(days=7), **options: Any) -> AsyncIterator[list[Way]]:
+async def ways(
+    database: Database, *names: str, keep: timedelta = timedelta(days=7), **options: Any
+) -> AsyncIterator[list[Way]]:
     """Some ways into a database that has the tables."""
     engine = create_engine(database.sync_url, pool_size=10)
     async_engine = create_async_engine(database.async_url, pool_size=10)

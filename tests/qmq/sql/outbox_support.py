@@ -33,7 +33,9 @@ def engine_of(database: Database, *, with_tables: bool = True) -> Iterator[Engin
     if with_tables:
         create_tables(engine)
         with engine.begin() as connection:
-            connection.execute(text("CREATE TABLE IF NOT EXISTS business (name VARCHAR(100) PRIMARY KEY)"))
+            connection.execute(
+                text("CREATE TABLE IF NOT EXISTS business (name VARCHAR(100) PRIMARY KEY)")
+            )
     try:
         yield engine
     finally:
@@ -92,23 +94,34 @@ async def is_empty(engine: Engine, table: str = "qmq_outbox") -> None:
             await asyncio.sleep(0.02)
 
 
-def client(address: str, *, delivery_s: float = TIMING.outbox_delivery_s, **options: Any) -> qmq.Client:
+def client(
+    address: str, *, delivery_s: float = TIMING.outbox_delivery_s, **options: Any
+) -> qmq.Client:
     """A client whose watchdogs look often."""
-    return qmq.Client(address, timing=ClientTiming(outbox_look_s=0.05, outbox_delivery_s=delivery_s), **options)
+    return qmq.Client(
+        address, timing=ClientTiming(outbox_look_s=0.05, outbox_delivery_s=delivery_s), **options
+    )
 
 
 IDS = MessageIds(new_producer_id())
 
 
-def committed_rows(engine: Engine, rows: Sequence[tuple[str, bytes, bytes]], claim_ms: int = -1, table: str = TABLE) -> list[MessageId]:
+def committed_rows(
+    engine: Engine, rows: Sequence[tuple[str, bytes, bytes]], claim_ms: int = -1, table: str = TABLE
+) -> list[MessageId]:
     """(subject, body, key) of messages whose sender died after the commit; their ids."""
     ids = [IDS() for _ in rows]
     say = OutboxStatements(engine.dialect.name, table)
     now_ns = time.time_ns()
-    messages = [new_message(number, now_ns, subject, body, key=key) for number, (subject, body, key) in zip(ids, rows, strict=True)]
+    messages = [
+        new_message(number, now_ns, subject, body, key=key)
+        for number, (subject, body, key) in zip(ids, rows, strict=True)
+    ]
     with engine.begin() as connection:
         for begin in range(0, len(messages), 50):
-            statement = say.insert([message.row() for message in messages[begin : begin + 50]], "dead", claim_ms)
+            statement = say.insert(
+                [message.row() for message in messages[begin : begin + 50]], "dead", claim_ms
+            )
             connection.execute(statement.expression, statement.values)
     return ids
 
@@ -121,11 +134,17 @@ def hold_lease(engine: Engine, lease_ms: int) -> None:
         if connection.execute(view.expression, view.values).first() is None:
             connection.execute(create.expression, create.values)
         leases = say.leases
-        connection.execute(update(leases).values(holder="other", token=leases.c.token + 1, lease_until=say.now + lease_ms))
+        connection.execute(
+            update(leases).values(
+                holder="other", token=leases.c.token + 1, lease_until=say.now + lease_ms
+            )
+        )
 
 
 @asynccontextmanager
-async def watching(mq: qmq.Client, engine: object, lease_s: float = 10, tables: Sequence[str] = (TABLE,)) -> AsyncIterator[Watchdogs]:
+async def watching(
+    mq: qmq.Client, engine: object, lease_s: float = 10, tables: Sequence[str] = (TABLE,)
+) -> AsyncIterator[Watchdogs]:
     """A watchdog that looks at the interval of the client's timing."""
     async with mq.outbox_watchdog(engine, tables=tables, lease=timedelta(seconds=lease_s)) as dogs:
         yield dogs

@@ -9,7 +9,9 @@ from support.databases import Database
 
 
 @pytest.mark.sampled
-async def test_what_one_way_in_commits_the_others_see_also_after_a_restart(database: Database) -> None:
+async def test_what_one_way_in_commits_the_others_see_also_after_a_restart(
+    database: Database,
+) -> None:
     engine = create_engine(database.sync_url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE item (id INTEGER PRIMARY KEY, name VARCHAR(20))"))

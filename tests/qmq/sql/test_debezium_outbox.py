@@ -36,17 +36,28 @@ def make_table(engine: Engine, more: str = "") -> None:
         connection.execute(text(migration(engine.dialect.name).replace("\n);", f"{more}\n)")))
 
 
-def foreign_row(engine: Engine, aggregate: str, key: str, payload: str, created: int, identifier: str | None = None) -> None:
+def foreign_row(
+    engine: Engine,
+    aggregate: str,
+    key: str,
+    payload: str,
+    created: int,
+    identifier: str | None = None,
+) -> None:
     """A row as a program in another language writes it: its id is random."""
     with engine.begin() as connection:
         connection.execute(
-            text("INSERT INTO outboxevent (id, aggregatetype, aggregateid, type, payload, created) VALUES (:i, :a, :k, 'Changed', :p, :c)"),
+            text(
+                "INSERT INTO outboxevent (id, aggregatetype, aggregateid, type, payload, created) VALUES (:i, :a, :k, 'Changed', :p, :c)"
+            ),
             {"i": identifier or str(uuid4()), "a": aggregate, "k": key, "p": payload, "c": created},
         )
 
 
 @pytest.mark.sampled
-async def test_an_event_commits_with_the_transaction_and_is_sent_as_event_router_does(database: Database, node: Node) -> None:
+async def test_an_event_commits_with_the_transaction_and_is_sent_as_event_router_does(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         make_table(engine)
         async with async_engine_of(database) as business:
@@ -56,17 +67,28 @@ async def test_an_event_commits_with_the_transaction_and_is_sent_as_event_router
                 await write_event(connection, DebeziumEvent("order", "43", "OrderCreated", {}))
                 await connection.rollback()
         (row,) = left(engine, "id, aggregatetype, aggregateid, type, payload", "outboxevent")
-        assert (str(row.id), row.aggregatetype, row.aggregateid, row.type) == (str(ORDER.id), "order", "42", "OrderCreated")
+        assert (str(row.id), row.aggregatetype, row.aggregateid, row.type) == (
+            str(ORDER.id),
+            "order",
+            "42",
+            "OrderCreated",
+        )
         async with client(node.address) as mq, mq.outbox_watchdog(engine, debezium=DebeziumTable()):
             (message,) = await received(mq, "outbox.event.order", 1)
             await is_empty(engine, "outboxevent")
             await is_empty(engine)
-    assert (message.id.to_bytes(), message.key, json.loads(message.body)) == (ORDER.id.bytes, "42", {"id": 42})
+    assert (message.id.to_bytes(), message.key, json.loads(message.body)) == (
+        ORDER.id.bytes,
+        "42",
+        {"id": 42},
+    )
     assert message.headers == {"id": str(ORDER.id).encode(), "eventType": b"OrderCreated"}
 
 
 @pytest.mark.sampled
-async def test_rows_of_other_programs_keep_the_order_of_a_column_that_grows(database: Database, node: Node) -> None:
+async def test_rows_of_other_programs_keep_the_order_of_a_column_that_grows(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         make_table(engine, ",\n    created BIGINT NOT NULL")
         for number in range(120):
@@ -79,20 +101,28 @@ async def test_rows_of_other_programs_keep_the_order_of_a_column_that_grows(data
 
 
 @pytest.mark.sampled
-async def test_two_that_take_rows_in_at_the_same_time_make_one_message_of_each(database: Database) -> None:
+async def test_two_that_take_rows_in_at_the_same_time_make_one_message_of_each(
+    database: Database,
+) -> None:
     with engine_of(database) as engine:
         make_table(engine)
         for number in range(130):
             with engine.begin() as connection:
-                write_event_blocking(connection, DebeziumEvent("order", str(number), "OrderCreated", number))
-        intakes = [DebeziumIntake(EngineRunner(engine), DebeziumTable(), "qmq_outbox") for _ in range(2)]
+                write_event_blocking(
+                    connection, DebeziumEvent("order", str(number), "OrderCreated", number)
+                )
+        intakes = [
+            DebeziumIntake(EngineRunner(engine), DebeziumTable(), "qmq_outbox") for _ in range(2)
+        ]
 
         async def move_all(intake: DebeziumIntake) -> int:
             moved = 0
             while left(engine, "id", "outboxevent"):
                 try:
                     moved += await intake.move()
-                except Exception as failure:  # the other one was quicker: the database, or the intake, says so
+                except (
+                    Exception
+                ) as failure:  # the other one was quicker: the database, or the intake, says so
                     logging.getLogger("test").info("%s", failure)
                 await asyncio.sleep(0)
             return moved
@@ -110,18 +140,34 @@ async def test_a_row_that_is_not_a_message_stays_and_does_not_hold_up_others(
         make_table(engine, ",\n    created BIGINT NOT NULL")
         for number, aggregate in enumerate(("no name!", "order", "order")):
             foreign_row(engine, aggregate, "1", str(number), number)
-        async with client(node.address) as mq, mq.outbox_watchdog(engine, debezium=DebeziumTable(order_by="created")):
-            assert [each.body for each in await received(mq, "outbox.event.order", 2)] == [b"1", b"2"]
-            await eventually(lambda: [row.aggregatetype for row in left(engine, "aggregatetype", "outboxevent")] == ["no name!"])
+        async with (
+            client(node.address) as mq,
+            mq.outbox_watchdog(engine, debezium=DebeziumTable(order_by="created")),
+        ):
+            assert [each.body for each in await received(mq, "outbox.event.order", 2)] == [
+                b"1",
+                b"2",
+            ]
+            await eventually(
+                lambda: (
+                    [row.aggregatetype for row in left(engine, "aggregatetype", "outboxevent")]
+                    == ["no name!"]
+                )
+            )
         assert "stays there" in caplog.text
         caplog.clear()
 
 
 @pytest.mark.sampled
-async def test_an_id_that_is_used_twice_does_not_hold_up_other_rows(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_id_that_is_used_twice_does_not_hold_up_other_rows(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
     with engine_of(database) as engine:
         make_table(engine, ",\n    created BIGINT NOT NULL")
-        intake, identifier = DebeziumIntake(EngineRunner(engine), DebeziumTable(order_by="created"), "qmq_outbox"), str(uuid4())
+        intake, identifier = (
+            DebeziumIntake(EngineRunner(engine), DebeziumTable(order_by="created"), "qmq_outbox"),
+            str(uuid4()),
+        )
         foreign_row(engine, "order", "1", "1", 1, identifier)
         assert await intake.move() == 1
         foreign_row(engine, "order", "1", "2", 2, identifier)
@@ -149,18 +195,24 @@ async def test_a_missing_table_is_logged_and_its_rows_are_sent_once_it_is_made(
             make_table(engine)
             with engine.begin() as connection:
                 write_event_blocking(connection, ORDER)
-            assert [each.id.to_bytes() for each in await received(mq, "outbox.event.order", 1)] == [ORDER.id.bytes]
+            assert [each.id.to_bytes() for each in await received(mq, "outbox.event.order", 1)] == [
+                ORDER.id.bytes
+            ]
 
 
 def test_ids_that_are_made_later_sort_later() -> None:
-    made = [time_ordered_id(lambda at=at: 1_700_000_000_000_000_000 + at * 1_000) for at in range(3_000)]  # type: ignore[misc]
+    made = [
+        time_ordered_id(lambda at=at: 1_700_000_000_000_000_000 + at * 1_000) for at in range(3_000)
+    ]  # type: ignore[misc]
     assert made == sorted(made, key=str)
     assert {each.version for each in made} == {7}
     assert {each.variant for each in made} == {"specified in RFC 4122"}
 
 
 @pytest.mark.parametrize(
-    "given", [ORDER.id, str(ORDER.id), ORDER.id.bytes, memoryview(ORDER.id.bytes)], ids=["UUID", "text", "bytes", "memoryview"]
+    "given",
+    [ORDER.id, str(ORDER.id), ORDER.id.bytes, memoryview(ORDER.id.bytes)],
+    ids=["UUID", "text", "bytes", "memoryview"],
 )
 def test_an_id_is_the_same_message_however_a_driver_returns_it(given: object) -> None:
     number, shown = message_id(given)

@@ -20,7 +20,9 @@ from qmq.errors import InvalidArgument, NotConnected, Overloaded, Unavailable
 from qmq.model import MessageId
 
 
-async def test_a_message_has_its_effect_once_however_often_it_comes_and_by_whichever_way(database: Database) -> None:
+async def test_a_message_has_its_effect_once_however_often_it_comes_and_by_whichever_way(
+    database: Database,
+) -> None:
     async with ways(database) as found:
         for number, way in enumerate(found):
             assert await way.work(message(number)), way.name
@@ -30,7 +32,9 @@ async def test_a_message_has_its_effect_once_however_often_it_comes_and_by_which
     assert effects(database) == [str(message(number).id) for number in range(len(WAYS))]
 
 
-async def test_what_a_handler_wrote_before_it_raised_is_gone_and_the_message_is_new_again(database: Database) -> None:
+async def test_what_a_handler_wrote_before_it_raised_is_gone_and_the_message_is_new_again(
+    database: Database,
+) -> None:
     def fail(handed: Any) -> None:
         raise Boom
 
@@ -45,7 +49,9 @@ async def test_what_a_handler_wrote_before_it_raised_is_gone_and_the_message_is_
             assert await way.work(message(number)), way.name
 
 
-async def test_group_subject_and_id_each_tell_messages_apart_to_the_last_byte(database: Database) -> None:
+async def test_group_subject_and_id_each_tell_messages_apart_to_the_last_byte(
+    database: Database,
+) -> None:
     same = message(1)
     async with ways(database, "engine") as [way]:
         assert await way.work(same)
@@ -61,7 +67,9 @@ async def test_group_subject_and_id_each_tell_messages_apart_to_the_last_byte(da
         assert await way.work(Named(same.subject, MessageId(2**64 - 1, 2**48 - 1, 2**16 - 2)))
 
 
-async def test_a_key_of_the_applications_own_counts_to_the_last_byte_and_is_never_cut(database: Database) -> None:
+async def test_a_key_of_the_applications_own_counts_to_the_last_byte_and_is_never_cut(
+    database: Database,
+) -> None:
     keys = ["a", "A", "a ", "ä", "a\u0308", "x" * 254 + "y", "x" * 254 + "z", "日" * 85]
     async with ways(database, key=lambda each: each.key) as found:
         for way in found:
@@ -77,7 +85,9 @@ async def test_a_key_of_the_applications_own_counts_to_the_last_byte_and_is_neve
 
 
 @pytest.mark.sampled
-async def test_of_two_consumers_with_the_same_message_the_second_waits_and_finds_it_done(database: Database) -> None:
+async def test_of_two_consumers_with_the_same_message_the_second_waits_and_finds_it_done(
+    database: Database,
+) -> None:
     """SQLite has one writer at a time: the second one waits for the lock of the whole database instead."""
     async with ways(database) as found:
         for first in found:
@@ -85,12 +95,18 @@ async def test_of_two_consumers_with_the_same_message_the_second_waits_and_finds
                 number = len(effects(database))
                 is_inside, may_go = threading.Event(), threading.Event()
 
-                def hold(handed: Any, is_inside: threading.Event = is_inside, may_go: threading.Event = may_go) -> None:
+                def hold(
+                    handed: Any,
+                    is_inside: threading.Event = is_inside,
+                    may_go: threading.Event = may_go,
+                ) -> None:
                     is_inside.set()
                     assert may_go.wait(30)
 
                 # Run in another thread with its own loop: an async handler that waits blocks its loop.
-                slow = asyncio.create_task(asyncio.to_thread(_run_elsewhere, database, first.name, number, hold))
+                slow = asyncio.create_task(
+                    asyncio.to_thread(_run_elsewhere, database, first.name, number, hold)
+                )
                 await asyncio.to_thread(is_inside.wait, 30)
                 quick = asyncio.create_task(second.work(message(number)))
                 await asyncio.sleep(0)
@@ -120,7 +136,9 @@ async def test_if_the_first_of_two_fails_the_second_has_the_effect(database: Dat
         for number, second in enumerate(found):
             is_inside.clear()
             may_go.clear()
-            slow = asyncio.create_task(asyncio.to_thread(_run_elsewhere, database, "engine", number, hold_and_fail))
+            slow = asyncio.create_task(
+                asyncio.to_thread(_run_elsewhere, database, "engine", number, hold_and_fail)
+            )
             await asyncio.to_thread(is_inside.wait, 30)
             quick = asyncio.create_task(second.work(message(number)))
             await asyncio.sleep(0)
@@ -134,7 +152,9 @@ async def test_if_the_first_of_two_fails_the_second_has_the_effect(database: Dat
 @pytest.mark.sampled
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_under_strict_isolation_the_second_of_two_is_done_or_later_never_new(database: Database, isolation: str) -> None:
+async def test_under_strict_isolation_the_second_of_two_is_done_or_later_never_new(
+    database: Database, isolation: str
+) -> None:
     engine = create_engine(database.sync_url, isolation_level=isolation)
     is_inside, may_go = threading.Event(), threading.Event()
 
@@ -188,9 +208,14 @@ async def test_a_lock_that_cannot_be_taken_means_later_and_never_done(database: 
 
 
 @pytest.mark.sampled
-async def test_while_the_database_is_away_nothing_is_done_and_nothing_skipped(database: Database) -> None:
+async def test_while_the_database_is_away_nothing_is_done_and_nothing_skipped(
+    database: Database,
+) -> None:
     if database.server is None:
-        for given in (create_engine(f"sqlite:///{database.name}/away"), lambda: sqlite3.connect(f"{database.name}/away")):
+        for given in (
+            create_engine(f"sqlite:///{database.name}/away"),
+            lambda: sqlite3.connect(f"{database.name}/away"),
+        ):
             with pytest.raises(NotConnected):
                 await Way("engine", database, given).work(message(1))
         return
@@ -211,7 +236,9 @@ async def test_while_the_database_is_away_nothing_is_done_and_nothing_skipped(da
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-async def test_a_database_that_goes_away_under_the_handler_takes_record_and_effect_with_it(database: Database) -> None:
+async def test_a_database_that_goes_away_under_the_handler_takes_record_and_effect_with_it(
+    database: Database,
+) -> None:
     def lose(handed: Any) -> None:
         with away(database):
             pass
@@ -230,9 +257,15 @@ async def test_a_database_that_goes_away_under_the_handler_takes_record_and_effe
 async def test_a_message_that_gets_no_connection_of_the_pool_is_told_why(tmp_path: Path) -> None:
     database = sqlite_database(tmp_path / "business.sqlite")
     small: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
-    engine, async_engine = create_engine(database.sync_url, **small), create_async_engine(database.async_url, **small)
+    engine, async_engine = (
+        create_engine(database.sync_url, **small),
+        create_async_engine(database.async_url, **small),
+    )
     async with ways(database):
-        with engine.connect(), pytest.raises(Overloaded, match="no connection of the engine's pool came free"):
+        with (
+            engine.connect(),
+            pytest.raises(Overloaded, match="no connection of the engine's pool came free"),
+        ):
             await Way("engine", database, engine).work(message(1))
         async with async_engine.connect():
             with pytest.raises(Overloaded, match="no connection of the engine's pool came free"):

@@ -28,7 +28,10 @@ _DAY_MS = 86_400_000
 
 def age(database: Database, days: float, where: str = "1 = 1") -> None:
     """Make these records this many days older."""
-    rows(database, f"UPDATE qmq_dedup SET recorded_ms = recorded_ms - {int(days * _DAY_MS)} WHERE {where}")
+    rows(
+        database,
+        f"UPDATE qmq_dedup SET recorded_ms = recorded_ms - {int(days * _DAY_MS)} WHERE {where}",
+    )
 
 
 def recorded(database: Database) -> int:
@@ -37,7 +40,9 @@ def recorded(database: Database) -> int:
 
 async def look(way: Way, number: int) -> None:
     """A process that begins looks for old records after its first message."""
-    assert await Way(way.name, way.database, way.given, keep=KEEP).work(message(number), group="other")
+    assert await Way(way.name, way.database, way.given, keep=KEEP).work(
+        message(number), group="other"
+    )
 
 
 async def test_records_go_when_they_are_older_than_keep_and_not_before(database: Database) -> None:
@@ -50,7 +55,9 @@ async def test_records_go_when_they_are_older_than_keep_and_not_before(database:
             await way.work(message(10 * number + 3))
             age(database, 0.02)
             await look(way, 10 * number + 4)
-            left = sorted(str(_text(row[0])) for row in rows(database, "SELECT message_id FROM qmq_dedup"))
+            left = sorted(
+                str(_text(row[0])) for row in rows(database, "SELECT message_id FROM qmq_dedup")
+            )
             assert left == [str(message(10 * number + each).id) for each in (3, 4)], way.name
 
 
@@ -59,7 +66,9 @@ def _text(value: object) -> str:
 
 
 @pytest.mark.parametrize("years", [-3, 3])
-async def test_a_wrong_clock_of_the_database_deletes_no_record(database: Database, years: int) -> None:
+async def test_a_wrong_clock_of_the_database_deletes_no_record(
+    database: Database, years: int
+) -> None:
     """The brokers' clocks are right, and say that it is `years` earlier or later than the database says."""
     now_ms = time.time_ns() // 1_000_000 + years * 365 * _DAY_MS
     async with ways(database, keep=KEEP) as found:
@@ -71,11 +80,15 @@ async def test_a_wrong_clock_of_the_database_deletes_no_record(database: Databas
                 age(database, -years * 365)
             assert int(rows(database, "SELECT recorded_ms FROM qmq_dedup")[0][0]) >= now_ms - 60_000
             looking = Way(way.name, way.database, way.given, keep=KEEP)
-            assert await looking.work(Named(id=MessageId(7, 10 * number + 1, 0), append_time_ms=now_ms + _DAY_MS))
+            assert await looking.work(
+                Named(id=MessageId(7, 10 * number + 1, 0), append_time_ms=now_ms + _DAY_MS)
+            )
             assert not await way.work(first), way.name
 
 
-async def test_a_message_that_is_handed_out_again_keeps_its_record_for_as_long_again(database: Database) -> None:
+async def test_a_message_that_is_handed_out_again_keeps_its_record_for_as_long_again(
+    database: Database,
+) -> None:
     async with ways(database, "engine", keep=KEEP) as [way]:
         await way.work(message(1))
         for number in range(3):
@@ -104,12 +117,16 @@ async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: 
                     def fetch(self, *said: object) -> object:
                         found = executor.fetch(*said)  # type: ignore[arg-type]
                         transaction.commit()
-                        redelivery = threading.Thread(target=way.work_sync, args=(message(1), None, "g"))
+                        redelivery = threading.Thread(
+                            target=way.work_sync, args=(message(1), None, "g")
+                        )
                         redelivery.start()
                         redelivery.join(30)
                         return found
 
-                return dedup_records.expire(Slow(), statements, 7 * _DAY_MS, message(1).append_time_ms)  # type: ignore[arg-type]
+                return dedup_records.expire(
+                    Slow(), statements, 7 * _DAY_MS, message(1).append_time_ms
+                )  # type: ignore[arg-type]
 
             assert transaction.run(read_and_delete) == 2
             transaction.commit()
@@ -117,7 +134,9 @@ async def test_a_record_that_is_touched_while_it_is_about_to_go_stays(database: 
         assert recorded(database) == 1
 
 
-async def test_a_record_that_goes_between_being_seen_and_being_touched_is_written_again(database: Database) -> None:
+async def test_a_record_that_goes_between_being_seen_and_being_touched_is_written_again(
+    database: Database,
+) -> None:
     async with ways(database, "engine") as [way]:
         await way.work(message(1))
         opener, _ = openers(database.connect, None, None)
@@ -126,14 +145,18 @@ async def test_a_record_that_goes_between_being_seen_and_being_touched_is_writte
 
             def claim(executor: Executor) -> bool:
                 class Slow:
-                    def execute(self, statement: ClauseElement, parameters: dict[str, object]) -> int:
+                    def execute(
+                        self, statement: ClauseElement, parameters: dict[str, object]
+                    ) -> int:
                         if isinstance(statement, Update):
                             executor.execute(text("DELETE FROM qmq_dedup"), {})
                         return executor.execute(statement, parameters)
 
                 named = message(1)
                 record = Record("g", named.subject, str(named.id), "0" * 32, named.append_time_ms)
-                return dedup_records.claim(Slow(), statements_for(database.dialect, "qmq_dedup"), record)  # type: ignore[arg-type]
+                return dedup_records.claim(
+                    Slow(), statements_for(database.dialect, "qmq_dedup"), record
+                )  # type: ignore[arg-type]
 
             assert not transaction.run(claim)
             transaction.commit()
@@ -143,12 +166,20 @@ async def test_a_record_that_goes_between_being_seen_and_being_touched_is_writte
 
 async def test_old_records_go_in_small_batches_the_oldest_first(database: Database) -> None:
     async with ways(database, "async-engine") as [way]:
-        values = ", ".join(f"('old', 'orders', '{number}', 'somebody', {number})" for number in range(2 * EXPIRE_BATCH))
+        values = ", ".join(
+            f"('old', 'orders', '{number}', 'somebody', {number})"
+            for number in range(2 * EXPIRE_BATCH)
+        )
         rows(database, f"INSERT INTO qmq_dedup VALUES {values}")
         left = []
         for number in range(3):
             await look(way, 100 + number)
-            left.append(rows(database, "SELECT COUNT(*), MIN(recorded_ms) FROM qmq_dedup WHERE token = 'somebody'")[0])
+            left.append(
+                rows(
+                    database,
+                    "SELECT COUNT(*), MIN(recorded_ms) FROM qmq_dedup WHERE token = 'somebody'",
+                )[0]
+            )
     assert [tuple(each) for each in left] == [(EXPIRE_BATCH, EXPIRE_BATCH), (0, None), (0, None)]
 
 

@@ -55,7 +55,11 @@ class Lives:
 async def makers(count: int = 2) -> AsyncIterator[Lives]:
     found = [
         await asyncio.create_subprocess_exec(
-            sys.executable, str(_HERE / "dedup_child.py"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=1 << 20
+            sys.executable,
+            str(_HERE / "dedup_child.py"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            limit=1 << 20,
         )
         for _ in range(count)
     ]
@@ -78,7 +82,9 @@ def url_of(database: Database, way: str) -> str:
     return f"mysql:{database.server.socket},{database.name}"
 
 
-async def kill_at_lines(node: Node, database: Database, way: str, first: re.Pattern[str], again: re.Pattern[str]) -> None:
+async def kill_at_lines(
+    node: Node, database: Database, way: str, first: re.Pattern[str], again: re.Pattern[str]
+) -> None:
     """A consumer dies at each of these places, each time in its own group; then another takes over. One message goes to all groups.
 
     `first` are groups that have not had the effect when the consumer begins, `again` those that had it from one that died before.
@@ -99,14 +105,21 @@ async def kill_at_lines(node: Node, database: Database, way: str, first: re.Patt
         for kind, place_of_death in (("first", first), ("again", again)):
             seen = await live(f"{kind}-whole", 0)
             assert seen["status"] == 0
-            places = [place for place, line in enumerate(seen["lines"], 1) if place_of_death.match(line)]
+            places = [
+                place for place, line in enumerate(seen["lines"], 1) if place_of_death.match(line)
+            ]
             assert place_of_death.match(BEHIND)
             ended = await asyncio.gather(*[live(f"{kind}-{place}", place) for place in places])
             assert Counter(each["status"] for each in ended) == {DIED: len(places)}
             groups += [f"{kind}-{place}" for place in places]
 
-        before = [row[0] for row in rows(database, "SELECT consumers FROM effect WHERE consumers LIKE 'first%'")]
-        assert 2 < len(before) < len([each for each in groups if each.startswith("first")]), "some die before their commit, some after it"
+        before = [
+            row[0]
+            for row in rows(database, "SELECT consumers FROM effect WHERE consumers LIKE 'first%'")
+        ]
+        assert 2 < len(before) < len([each for each in groups if each.startswith("first")]), (
+            "some die before their commit, some after it"
+        )
         await _take_over(node, database, groups)
         had = sorted([*groups, "first-whole", "again-whole"])
         assert sorted(row[0] for row in rows(database, "SELECT consumers FROM effect")) == had
@@ -115,7 +128,10 @@ async def kill_at_lines(node: Node, database: Database, way: str, first: re.Patt
 
 def _have_done(database: Database, message: qmq.MessageId, group: str) -> None:
     """Leave what a consumer leaves that dies after its commit."""
-    rows(database, f"INSERT INTO qmq_dedup VALUES ('{group}', '{SUBJECT}', '{message}', 'an earlier one', {time.time_ns() // 1_000_000})")
+    rows(
+        database,
+        f"INSERT INTO qmq_dedup VALUES ('{group}', '{SUBJECT}', '{message}', 'an earlier one', {time.time_ns() // 1_000_000})",
+    )
     rows(database, f"INSERT INTO effect VALUES ('{group}')")
     rows(database, "UPDATE total SET effects = effects + 1")
 
@@ -144,12 +160,18 @@ async def _all_acknowledged(mq: qmq.Client, groups: Sequence[str]) -> None:
             await asyncio.sleep(0.05)
 
 
-_EVERY = re.compile("(?!dedup_transactions.py:(__init__|_connection_of)|connection.py:(__init__|finish|settle))")
+_EVERY = re.compile(
+    "(?!dedup_transactions.py:(__init__|_connection_of)|connection.py:(__init__|finish|settle))"
+)
 """Every line except those that only look something up."""
-_ON_THE_WHOLE = re.compile(f"dedup.py|dedup_records.py|dedup_handlers.py|message_handling.py|{BEHIND}")
+_ON_THE_WHOLE = re.compile(
+    f"dedup.py|dedup_records.py|dedup_handlers.py|message_handling.py|{BEHIND}"
+)
 """Every line except those that only call SQLAlchemy or a driver."""
 _AGAIN = re.compile(f"dedup.py:once|dedup_records.py|{BEHIND}")
-_AROUND = re.compile(f"dedup.py:once|dedup_transactions.py:commit|dedup_handlers.py|message_handling.py:(conclude|settle)|{BEHIND}")
+_AROUND = re.compile(
+    f"dedup.py:once|dedup_transactions.py:commit|dedup_handlers.py|message_handling.py:(conclude|settle)|{BEHIND}"
+)
 
 
 @pytest.mark.longest
@@ -165,6 +187,12 @@ async def test_a_consumer_that_dies_at_any_line_neither_skips_nor_repeats_an_eff
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("database", "way"), [("postgresql", "async-session"), ("mariadb", "session")], indirect=["database"])
-async def test_on_a_server_a_consumer_may_die_around_effect_commit_and_ack(node: Node, database: Database, way: str) -> None:
+@pytest.mark.parametrize(
+    ("database", "way"),
+    [("postgresql", "async-session"), ("mariadb", "session")],
+    indirect=["database"],
+)
+async def test_on_a_server_a_consumer_may_die_around_effect_commit_and_ack(
+    node: Node, database: Database, way: str
+) -> None:
     await kill_at_lines(node, database, way, _AROUND, _AROUND)

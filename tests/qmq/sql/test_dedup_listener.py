@@ -34,7 +34,9 @@ async def until_done(mq: qmq.Client, subject: str, group: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_handler_that_fails_twice_has_its_effect_at_the_third_attempt(node: Node, database: Database) -> None:
+async def test_a_handler_that_fails_twice_has_its_effect_at_the_third_attempt(
+    node: Node, database: Database
+) -> None:
     async with ways(database, "async-session", "driver") as found, qmq.connect(node.address) as mq:
         attempts: list[int] = []
 
@@ -78,14 +80,18 @@ async def test_while_the_database_is_away_messages_wait_without_attempts(
             await until_done(mq, "orders", "g")
             with away(database):
                 await mq.send_many("orders", [b"one", b"two"])
-                await eventually(lambda: all(f"orders/{number} attempt 1" in caplog.text for number in (1, 2)))
+                await eventually(
+                    lambda: all(f"orders/{number} attempt 1" in caplog.text for number in (1, 2))
+                )
             await until_done(mq, "orders", "g")
     assert effects(database) == ["before", "one", "two"]
     assert attempts == {1}
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
-async def test_an_abandoned_thread_may_commit_and_the_next_attempt_finds_its_effect(node: Node, database: Database) -> None:
+async def test_an_abandoned_thread_may_commit_and_the_next_attempt_finds_its_effect(
+    node: Node, database: Database
+) -> None:
     """The second attempt waits for the record that the first one has written and not committed."""
     engine = create_engine(database.sync_url)
     is_second, attempts = threading.Event(), 0
@@ -105,7 +111,15 @@ async def test_an_abandoned_thread_may_commit_and_the_next_attempt_finds_its_eff
             return super().once_sync(message, group)
 
     async with ways(database, "engine"), qmq.connect(node.address) as mq:
-        mq.listen("orders", handle, "g", idempotent=Seen(engine), concurrency=2, timeout=timedelta(milliseconds=100), retry_delays=_SOON)
+        mq.listen(
+            "orders",
+            handle,
+            "g",
+            idempotent=Seen(engine),
+            concurrency=2,
+            timeout=timedelta(milliseconds=100),
+            retry_delays=_SOON,
+        )
         await mq.send("orders", b"one")
         async with mq.listening():
             await eventually(is_second.is_set)
@@ -115,7 +129,9 @@ async def test_an_abandoned_thread_may_commit_and_the_next_attempt_finds_its_eff
     engine.dispose()
 
 
-async def test_what_was_done_and_never_acknowledged_is_acknowledged_without_its_handler(node: Node, tmp_path: Path) -> None:
+async def test_what_was_done_and_never_acknowledged_is_acknowledged_without_its_handler(
+    node: Node, tmp_path: Path
+) -> None:
     database = sqlite_database(tmp_path / "business.sqlite")
     async with ways(database, "async-engine") as [way], qmq.connect(node.address) as mq:
         receipt = await mq.send("orders", b"one")
@@ -133,7 +149,9 @@ async def test_what_was_done_and_never_acknowledged_is_acknowledged_without_its_
 
 
 @pytest.mark.parametrize("way", ["session", "async-engine"])
-async def test_a_handlers_outbox_messages_are_sent_once_and_only_with_its_effect(node: Node, tmp_path: Path, way: str) -> None:
+async def test_a_handlers_outbox_messages_are_sent_once_and_only_with_its_effect(
+    node: Node, tmp_path: Path, way: str
+) -> None:
     database = sqlite_database(tmp_path / "business.sqlite")
 
     def in_a_thread(body: bytes, context: qmq.Context) -> None:
@@ -150,7 +168,9 @@ async def test_a_handlers_outbox_messages_are_sent_once_and_only_with_its_effect
 
     async with ways(database, way) as [found], qmq.connect(node.address) as mq:
         outbox.create_tables(create_engine(database.sync_url))
-        mq.listen("orders", in_the_loop if found.is_async else in_a_thread, "g", idempotent=found.dedup)
+        mq.listen(
+            "orders", in_the_loop if found.is_async else in_a_thread, "g", idempotent=found.dedup
+        )
         await mq.send("orders", b"one")
         async with mq.listening():
             await until_done(mq, "orders", "g")

@@ -77,7 +77,9 @@ async def test_connections_with_autocommit_are_refused(database: Database) -> No
     await async_engine.dispose()
 
 
-async def test_a_missing_table_is_reported_and_creating_it_twice_is_harmless(database: Database) -> None:
+async def test_a_missing_table_is_reported_and_creating_it_twice_is_harmless(
+    database: Database,
+) -> None:
     async with ways(database) as found:
         rows(database, "DROP TABLE qmq_dedup")
         for way in found:
@@ -92,7 +94,11 @@ async def test_a_missing_table_is_reported_and_creating_it_twice_is_harmless(dat
 
 
 async def test_a_table_of_another_name_and_schema_will_do(database: Database) -> None:
-    table = {"sqlite": "main.done", "postgresql": "public.done", "mariadb": f"{database.name}.done"}[database.kind]
+    table = {
+        "sqlite": "main.done",
+        "postgresql": "public.done",
+        "mariadb": f"{database.name}.done",
+    }[database.kind]
     create_tables(database.connect, table)
     async with ways(database, "engine", "driver", table=table) as [one, other]:
         rows(database, "DROP TABLE qmq_dedup")
@@ -100,7 +106,9 @@ async def test_a_table_of_another_name_and_schema_will_do(database: Database) ->
         assert not await other.work(message(1))
 
 
-async def test_a_handler_that_does_not_fit_its_database_is_refused_at_registration(tmp_path: Path) -> None:
+async def test_a_handler_that_does_not_fit_its_database_is_refused_at_registration(
+    tmp_path: Path,
+) -> None:
     database = sqlite_database(tmp_path / "business.sqlite")
 
     async def in_the_loop(body: bytes) -> None: ...
@@ -109,9 +117,13 @@ async def test_a_handler_that_does_not_fit_its_database_is_refused_at_registrati
 
     async with ways(database) as found, qmq.connect("127.0.0.1:1") as mq:
         for way in found:
-            right, wrong = (in_the_loop, in_a_thread) if way.is_async else (in_a_thread, in_the_loop)
+            right, wrong = (
+                (in_the_loop, in_a_thread) if way.is_async else (in_a_thread, in_the_loop)
+            )
             mq.listen("orders", right, "g", idempotent=way.dedup)
-            with pytest.raises(InvalidArgument, match="AsyncEngine" if wrong is in_the_loop else "sessionmaker"):
+            with pytest.raises(
+                InvalidArgument, match="AsyncEngine" if wrong is in_the_loop else "sessionmaker"
+            ):
                 mq.listen("orders", wrong, "g", idempotent=way.dedup)
             with pytest.raises(InvalidArgument):
                 if way.is_async:
@@ -156,7 +168,9 @@ async def test_an_unknown_driver_is_recognised_by_its_sql_dialect(tmp_path: Path
     async with ways(database, "driver") as [way]:
         with pytest.raises(InvalidArgument, match="paramstyle"):
             await Way("driver", database, Wrapped).work(message(1))
-        assert await Way("driver", database, Wrapped, dialect="sqlite", paramstyle="named").work(message(1))
+        assert await Way("driver", database, Wrapped, dialect="sqlite", paramstyle="named").work(
+            message(1)
+        )
         assert not await way.work(message(1))
 
 
@@ -177,5 +191,7 @@ else:
 
 
 def test_without_sqlalchemy_commands_work_and_what_needs_it_says_so() -> None:
-    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

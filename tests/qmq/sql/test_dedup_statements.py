@@ -16,7 +16,9 @@ from qmq.sql.dialects import DIALECTS, PARAMSTYLES
 
 
 def test_the_command_line_prints_the_table() -> None:
-    printed = CliRunner().invoke(app, ["dedup", "migration", "--dialect", "mariadb", "--table", "shop.done"])
+    printed = CliRunner().invoke(
+        app, ["dedup", "migration", "--dialect", "mariadb", "--table", "shop.done"]
+    )
     assert printed.exit_code == 0
     assert printed.stdout == migration("mysql", "shop.done")
     refused = CliRunner().invoke(app, ["dedup", "migration", "--dialect", "oracle"])
@@ -30,7 +32,13 @@ def test_every_way_of_writing_parameters_gets_its_own(dialect: str, paramstyle: 
     statements = statements_for(dialect, "qmq_dedup")
     found = prepared(statements.still_there, dialect, paramstyle)
     parameters = found.parameters(statements.parameters(Record("g", "s", "m", "t")))
-    mark = {"qmark": "?", "format": "%s", "numeric": ":2", "named": ":of_subject", "pyformat": "%(of_subject)s"}[paramstyle]
+    mark = {
+        "qmark": "?",
+        "format": "%s",
+        "numeric": ":2",
+        "named": ":of_subject",
+        "pyformat": "%(of_subject)s",
+    }[paramstyle]
     assert re.search(rf"subject = (unhex\()?{re.escape(mark)}", found.text)
     assert len(parameters) == (5 if paramstyle in ("named", "pyformat") else 4)
     assert isinstance(parameters, dict if paramstyle in ("named", "pyformat") else tuple)
@@ -39,7 +47,13 @@ def test_every_way_of_writing_parameters_gets_its_own(dialect: str, paramstyle: 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_no_statement_contains_placeholders_of_a_driver(dialect: str) -> None:
     statements = statements_for(dialect, "qmq_dedup")
-    for said in (statements.add, statements.still_there, statements.touch, statements.expiring, statements.expire):
+    for said in (
+        statements.add,
+        statements.still_there,
+        statements.touch,
+        statements.expiring,
+        statements.expire,
+    ):
         text = prepared(said, dialect, "named").text
         bare = re.sub(r":[a-z_0-9]+", "", text)
         assert not set("%?:") & set(bare), text

@@ -14,7 +14,16 @@ import psycopg
 import psycopg.rows
 import pymysql.cursors
 import pytest
-from outbox_support import async_engine_of, bodies, client, engine_of, is_empty, left, received, watching
+from outbox_support import (
+    async_engine_of,
+    bodies,
+    client,
+    engine_of,
+    is_empty,
+    left,
+    received,
+    watching,
+)
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -31,7 +40,9 @@ from qmq.sql.dedup_transactions import HandedConnection
 BUSINESS = text("INSERT INTO business VALUES (:name)")
 
 
-async def test_what_an_async_connection_commits_is_sent_and_what_it_rolls_back_never_is(database: Database, node: Node) -> None:
+async def test_what_an_async_connection_commits_is_sent_and_what_it_rolls_back_never_is(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with async_engine_of(database) as business, client(node.address) as mq:
             async with business.connect() as connection:
@@ -42,20 +53,33 @@ async def test_what_an_async_connection_commits_is_sent_and_what_it_rolls_back_n
                 assert await box.committed() is False
                 await connection.execute(BUSINESS, {"name": "two"})
                 async with mq.outbox(connection) as box:
-                    number = box.send("order", b"kept", key="2", tags=["eu"], headers={"why": "ordered", "raw": b"\xff\x00"})
+                    number = box.send(
+                        "order",
+                        b"kept",
+                        key="2",
+                        tags=["eu"],
+                        headers={"why": "ordered", "raw": b"\xff\x00"},
+                    )
                 with pytest.raises(InvalidArgument, match="still open"):
                     await box.committed()
                 await connection.commit()
                 assert await box.committed()
             (message,) = await received(mq, "order", 1)
-            assert (message.body, message.key, message.tags, message.id) == (b"kept", "2", ("eu",), number)
+            assert (message.body, message.key, message.tags, message.id) == (
+                b"kept",
+                "2",
+                ("eu",),
+                number,
+            )
             assert message.headers == {"why": b"ordered", "raw": b"\xff\x00"}
         assert left(engine) == []
         with engine.connect() as connection:
             assert connection.execute(text("SELECT name FROM business")).all() == [("two",)]
 
 
-async def test_sessions_savepoints_and_sync_connections_are_followed(database: Database, node: Node) -> None:
+async def test_sessions_savepoints_and_sync_connections_are_followed(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq:
             with Session(engine) as session, session.begin():
@@ -77,11 +101,17 @@ async def test_sessions_savepoints_and_sync_connections_are_followed(database: D
                     box.send("order", b"of an async session")
                 await own.commit()
                 assert await box.committed()
-            assert await bodies(mq, "order", 3) == [b"of a session", b"of a connection", b"of an async session"]
+            assert await bodies(mq, "order", 3) == [
+                b"of a session",
+                b"of a connection",
+                b"of an async session",
+            ]
         assert left(engine) == []
 
 
-async def test_an_engine_commits_at_the_end_of_the_block_and_rolls_back_when_it_raises(database: Database, node: Node) -> None:
+async def test_an_engine_commits_at_the_end_of_the_block_and_rolls_back_when_it_raises(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with async_engine_of(database) as business, client(node.address) as mq:
             async with mq.outbox(business) as box:
@@ -100,7 +130,9 @@ async def test_an_engine_commits_at_the_end_of_the_block_and_rolls_back_when_it_
                 assert await box.committed() is False
             assert await bodies(mq, "order", 2) == [b"async", b"sync"]
         assert left(engine) == []
-        assert [row.name for row in left(engine, "name", "(SELECT name, 1 AS id FROM business) AS b")] in (["one", "two"], ["two", "one"])
+        assert [
+            row.name for row in left(engine, "name", "(SELECT name, 1 AS id FROM business) AS b")
+        ] in (["one", "two"], ["two", "one"])
 
 
 def with_rows_of_its_own(connection: Any) -> Any:
@@ -114,7 +146,9 @@ def with_rows_of_its_own(connection: Any) -> Any:
     return connection
 
 
-async def test_a_drivers_own_connection_says_committed_itself(database: Database, node: Node) -> None:
+async def test_a_drivers_own_connection_says_committed_itself(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         connection = with_rows_of_its_own(database.connect())
         async with client(node.address) as mq:
@@ -146,7 +180,9 @@ async def _async_connection(database: Database) -> Any:
         return await aiosqlite.connect(database.name)
     assert database.server is not None
     if database.kind == "postgresql":
-        return await psycopg.AsyncConnection.connect(host=str(database.server.folder), user="qmq", dbname=database.name)
+        return await psycopg.AsyncConnection.connect(
+            host=str(database.server.folder), user="qmq", dbname=database.name
+        )
     return await aiomysql.connect(unix_socket=database.server.socket, user="root", db=database.name)
 
 
@@ -165,7 +201,9 @@ async def test_an_async_drivers_own_connection_does_too(database: Database, node
         await (connection.ensure_closed() if database.kind == "mariadb" else connection.close())
 
 
-def test_the_blocking_client_does_the_same_without_asyncio(database: Database, node_address: str) -> None:
+def test_the_blocking_client_does_the_same_without_asyncio(
+    database: Database, node_address: str
+) -> None:
     with engine_of(database) as engine, qmq.blocking.connect(node_address) as mq:
         with engine.begin() as connection, mq.outbox(connection) as box:
             box.send("order", b"of a connection")
@@ -182,16 +220,25 @@ def test_the_blocking_client_does_the_same_without_asyncio(database: Database, n
         plain.close()
         consumer = mq.consumer("order", "readers")
         found = iter(consumer)
-        assert [next(found).body for _ in range(3)] == [b"of a connection", b"of an engine", b"of a driver"]
+        assert [next(found).body for _ in range(3)] == [
+            b"of a connection",
+            b"of an engine",
+            b"of a driver",
+        ]
         consumer.close()
         assert left(engine) == []
 
 
-async def test_a_connection_that_commits_each_statement_is_refused(database: Database, node: Node) -> None:
+async def test_a_connection_that_commits_each_statement_is_refused(
+    database: Database, node: Node
+) -> None:
     with engine_of(database):
         engine = create_engine(database.sync_url, isolation_level="AUTOCOMMIT")
         async with client(node.address) as mq:
-            with engine.connect() as connection, pytest.raises(InvalidArgument, match="each statement"):
+            with (
+                engine.connect() as connection,
+                pytest.raises(InvalidArgument, match="each statement"),
+            ):
                 async with mq.outbox(connection) as box:
                     box.send("order", b"unsafe")
         engine.dispose()
@@ -211,24 +258,36 @@ async def test_invalid_connections_and_sends_outside_the_block_are_refused(node:
         engine.dispose()
 
 
-async def test_rows_that_are_sent_are_gone_and_many_of_many_subjects_are_sent_at_once(database: Database, node: Node) -> None:
+async def test_rows_that_are_sent_are_gone_and_many_of_many_subjects_are_sent_at_once(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq:
             with engine.begin() as connection:
                 async with mq.outbox(connection) as box:
                     for number in range(300):
-                        box.send(f"order-{number % 3}", b"%d" % number + bytes(7_000), key=str(number))
+                        box.send(
+                            f"order-{number % 3}", b"%d" % number + bytes(7_000), key=str(number)
+                        )
             assert await box.committed()
             for remainder in range(3):
                 found = await bodies(mq, f"order-{remainder}", 100)
-                assert sorted(int(body.strip(b"\0")) for body in found) == list(range(remainder, 300, 3))
+                assert sorted(int(body.strip(b"\0")) for body in found) == list(
+                    range(remainder, 300, 3)
+                )
         await is_empty(engine)
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_one_large_transaction_does_not_stop_the_event_loop(database: Database, node: Node) -> None:
+async def test_one_large_transaction_does_not_stop_the_event_loop(
+    database: Database, node: Node
+) -> None:
     with engine_of(database):
-        async with async_engine_of(database) as engine, client(node.address) as mq, asyncio.timeout(40):  # if it does, for 60 s
+        async with (
+            async_engine_of(database) as engine,
+            client(node.address) as mq,
+            asyncio.timeout(40),
+        ):  # if it does, for 60 s
             async with mq.outbox(engine) as box:
                 for number in range(2_500):
                     box.send("order", b"%d" % number)
@@ -252,7 +311,9 @@ class Traced(BaseInterceptor):
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_interceptors_see_each_message_once_when_it_is_put_in_the_outbox(database: Database, node: Node) -> None:
+async def test_interceptors_see_each_message_once_when_it_is_put_in_the_outbox(
+    database: Database, node: Node
+) -> None:
     traced = Traced()
     with engine_of(database) as engine:
         async with client(node.address, interceptors=[traced]) as mq:
@@ -270,7 +331,9 @@ async def test_interceptors_see_each_message_once_when_it_is_put_in_the_outbox(d
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_an_outbox_is_used_once_and_a_missing_table_fails_the_transaction(database: Database, node: Node) -> None:
+async def test_an_outbox_is_used_once_and_a_missing_table_fails_the_transaction(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq:
             async with mq.outbox(engine) as box:
@@ -296,7 +359,9 @@ async def _close_while_open(engine: Engine, mq: qmq.Client) -> None:
         raise RuntimeError("closing")
 
 
-async def test_a_connection_that_a_listener_handed_out_takes_messages_but_no_commit(database: Database, node: Node) -> None:
+async def test_a_connection_that_a_listener_handed_out_takes_messages_but_no_commit(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         connection = database.connect()
         async with client(node.address) as mq:

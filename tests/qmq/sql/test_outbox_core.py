@@ -10,23 +10,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq import limits
-from qmq.errors import ClientClosed, DeadlineExceeded, InvalidArgument, InvalidName, MessageTooLarge, UnknownSubject
+from qmq.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    InvalidArgument,
+    InvalidName,
+    MessageTooLarge,
+    UnknownSubject,
+)
 from qmq.model import MessageId
 from qmq.sql.connection import DriverConnection, finish, prepared
 from qmq.sql.dialects import DIALECTS
 from qmq.sql.outbox_message import error_text, from_row, new_message
 from qmq.sql.outbox_sender import SLICE_BYTES, SLICE_MESSAGES, is_final, slices
 from qmq.sql.outbox_statements import OutboxStatements
-from qmq.sql.outbox_tables import ERROR_CHARS_MAX, TABLE_CHARS_MAX, lease_table, migration, statements
-from qmq.sql.outbox_turns import PAUSE_S_MAX, Held, LeaseRow, Patience, Step, WaitingRow, after_asking, choose, next_step, wait_s
+from qmq.sql.outbox_tables import (
+    ERROR_CHARS_MAX,
+    TABLE_CHARS_MAX,
+    lease_table,
+    migration,
+    statements,
+)
+from qmq.sql.outbox_turns import (
+    PAUSE_S_MAX,
+    Held,
+    LeaseRow,
+    Patience,
+    Step,
+    WaitingRow,
+    after_asking,
+    choose,
+    next_step,
+    wait_s,
+)
 
 ROWS = st.lists(
-    st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 2)), st.integers(0, 50), st.integers(-1, 1)), max_size=30
+    st.tuples(
+        st.sampled_from("ab"),
+        st.one_of(st.none(), st.integers(0, 2)),
+        st.integers(0, 50),
+        st.integers(-1, 1),
+    ),
+    max_size=30,
 ).map(lambda found: [WaitingRow(number, *each) for number, each in enumerate(found)])
 
 
 @given(ROWS, st.integers(1, 10), st.integers(1, 100))
-def test_rows_of_a_key_are_chosen_in_order_and_none_is_passed_over(rows: list[WaitingRow], messages_max: int, bytes_max: int) -> None:
+def test_rows_of_a_key_are_chosen_in_order_and_none_is_passed_over(
+    rows: list[WaitingRow], messages_max: int, bytes_max: int
+) -> None:
     chosen = choose(rows, messages_max, bytes_max)
     taken = {number for ids in chosen.values() for number in ids}
     for subject, ids in chosen.items():
@@ -38,24 +70,43 @@ def test_rows_of_a_key_are_chosen_in_order_and_none_is_passed_over(rows: list[Wa
     for row in rows:
         assert row.claimed_ms <= 0 or row.id not in taken
         if row.key_hash is not None and row.id in taken:
-            before = [each for each in rows[: row.id] if (each.subject, each.key_hash) == (row.subject, row.key_hash)]
+            before = [
+                each
+                for each in rows[: row.id]
+                if (each.subject, each.key_hash) == (row.subject, row.key_hash)
+            ]
             assert taken.issuperset([each.id for each in before])
     free = {row.subject for row in rows if row.claimed_ms <= 0 and row.key_hash is None}
     assert free <= set(chosen)
 
 
 def test_behind_a_subject_that_is_full_nothing_is_taken_however_small() -> None:
-    assert choose([WaitingRow(number, "a", None, size, 0) for number, size in enumerate((2, 0, 0))], 9, 1) == {"a": [0]}
+    assert choose(
+        [WaitingRow(number, "a", None, size, 0) for number, size in enumerate((2, 0, 0))], 9, 1
+    ) == {"a": [0]}
 
 
 def test_the_example_of_the_choice_holds() -> None:
-    rows = [WaitingRow(1, "a", 7, 1, 900), WaitingRow(2, "a", 8, 1, 0), WaitingRow(3, "a", 7, 1, 0), WaitingRow(4, "b", None, 1, 0)]
+    rows = [
+        WaitingRow(1, "a", 7, 1, 900),
+        WaitingRow(2, "a", 8, 1, 0),
+        WaitingRow(3, "a", 7, 1, 0),
+        WaitingRow(4, "b", None, 1, 0),
+    ]
     assert choose(rows, 10, 100) == {"a": [2], "b": [4]}
 
 
 def test_a_subject_that_fails_rests_longer_each_time_until_something_is_sent() -> None:
     patience = Patience()
-    assert [patience.failed("a", 0.0) for _ in range(7)] == [1, 2, 4, 8, 16, PAUSE_S_MAX, PAUSE_S_MAX]
+    assert [patience.failed("a", 0.0) for _ in range(7)] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        PAUSE_S_MAX,
+        PAUSE_S_MAX,
+    ]
     assert patience.resting(29.0) == ["a"]
     assert patience.resting(30.0) == []
     patience.sent("a")
@@ -112,9 +163,18 @@ TEXTS = st.text(min_size=1, max_size=20)
 
 
 @pytest.mark.sampled
-@given(KEYS, st.lists(TEXTS, max_size=3), st.dictionaries(TEXTS.filter(lambda name: not name.startswith("qmq-")), KEYS, max_size=3), KEYS)
-def test_a_row_gives_back_the_message_that_was_put_in(key: bytes, tags: list[str], headers: dict[str, bytes], body: bytes) -> None:
-    message = new_message(MessageId(1, 2, 0), 5_000_000, "s", body, key=key, tags=tags, headers=headers)
+@given(
+    KEYS,
+    st.lists(TEXTS, max_size=3),
+    st.dictionaries(TEXTS.filter(lambda name: not name.startswith("qmq-")), KEYS, max_size=3),
+    KEYS,
+)
+def test_a_row_gives_back_the_message_that_was_put_in(
+    key: bytes, tags: list[str], headers: dict[str, bytes], body: bytes
+) -> None:
+    message = new_message(
+        MessageId(1, 2, 0), 5_000_000, "s", body, key=key, tags=tags, headers=headers
+    )
     row = message.row()
     assert from_row((7, *row.values())).message == message
     assert all(value.isascii() for value in (row["tags"], row["headers"]) if value)
@@ -165,7 +225,9 @@ def test_slices_keep_the_order_and_the_limits() -> None:
     assert [place for each in cut for place in each] == list(range(1_201))
     large = [new_message(MessageId(1, n, 0), 0, "s", bytes(SLICE_BYTES // 2)) for n in range(3)]
     assert list(slices(large, range(3))) == [[0], [1], [2]]
-    old_and_new = [new_message(MessageId(1, n, 0), n * (1 << 32) * 1_000_000, "s", b"") for n in range(2)]
+    old_and_new = [
+        new_message(MessageId(1, n, 0), n * (1 << 32) * 1_000_000, "s", b"") for n in range(2)
+    ]
     assert list(slices(old_and_new, range(2))) == [[0], [1]]
 
 

@@ -8,7 +8,17 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from outbox_support import async_engine_of, change, client, committed_rows, engine_of, is_empty, left, received, watching
+from outbox_support import (
+    async_engine_of,
+    change,
+    client,
+    committed_rows,
+    engine_of,
+    is_empty,
+    left,
+    received,
+    watching,
+)
 from support import node_config, running
 from support.databases import Database
 
@@ -32,7 +42,9 @@ async def in_order(mq: qmq.Client, count: int) -> dict[str | None, list[bytes]]:
     return found
 
 
-async def test_new_rows_go_behind_rows_of_the_same_key_left_by_a_dead_process(database: Database, node: Node) -> None:
+async def test_new_rows_go_behind_rows_of_the_same_key_left_by_a_dead_process(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq, async_engine_of(database) as business:
             await mq.metadata.create_subject(FLOW)
@@ -53,7 +65,9 @@ async def test_new_rows_go_behind_rows_of_the_same_key_left_by_a_dead_process(da
         assert left(engine) == []
 
 
-async def test_transactions_one_after_another_are_sent_in_their_order(database: Database, node: Node) -> None:
+async def test_transactions_one_after_another_are_sent_in_their_order(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq, async_engine_of(database) as business:
             await mq.metadata.create_subject(FLOW)
@@ -63,12 +77,16 @@ async def test_transactions_one_after_another_are_sent_in_their_order(database: 
                         for key in ("a", "b", "c"):
                             box.send("flow", b"%d" % number, key=key)
             found = await in_order(mq, 180)
-            assert found == {key: [b"%d" % number for number in range(60)] for key in ("a", "b", "c")}
+            assert found == {
+                key: [b"%d" % number for number in range(60)] for key in ("a", "b", "c")
+            }
             await is_empty(engine)
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_message_without_the_key_that_it_needs_fails_alone(database: Database, node: Node) -> None:
+async def test_a_message_without_the_key_that_it_needs_fails_alone(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq:
             await mq.metadata.create_subject(FLOW)
@@ -83,7 +101,9 @@ async def test_a_message_without_the_key_that_it_needs_fails_alone(database: Dat
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_a_delayed_message_comes_when_it_is_due_and_keeps_its_id(database: Database, tmp_path: Path) -> None:
+async def test_a_delayed_message_comes_when_it_is_due_and_keeps_its_id(
+    database: Database, tmp_path: Path
+) -> None:
     async with running(node_config(tmp_path / "node", delay=True)) as node:
         with engine_of(database) as engine:
             async with client(node.address) as mq:
@@ -100,7 +120,9 @@ async def test_a_delayed_message_comes_when_it_is_due_and_keeps_its_id(database:
             assert left(engine) == []
 
 
-async def test_a_row_that_keeps_being_claimed_holds_back_its_key_until_it_is_sent(database: Database, node: Node) -> None:
+async def test_a_row_that_keeps_being_claimed_holds_back_its_key_until_it_is_sent(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq, async_engine_of(database) as business:
             await mq.metadata.create_subject(FLOW)

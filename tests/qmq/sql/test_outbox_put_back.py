@@ -22,7 +22,9 @@ from qmq.sql.outbox_tables import TABLE
 pytestmark = pytest.mark.sampled
 
 
-async def test_rows_of_an_older_copy_are_sent_again_with_their_ids(database: Database, node: Node) -> None:
+async def test_rows_of_an_older_copy_are_sent_again_with_their_ids(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         ids = committed_rows(engine, [("order", b"%d" % number, b"k") for number in range(5)])
         with engine.begin() as connection:
@@ -49,11 +51,17 @@ class Sending:
     async def send(self, subject: str, messages: Sequence[OutboxMessage]) -> Fates:
         await asyncio.to_thread(self._meanwhile)
         places = range(len(messages))
-        return Fates(list(places)) if self._error is None else Fates([], [(place, self._error) for place in places])
+        return (
+            Fates(list(places))
+            if self._error is None
+            else Fates([], [(place, self._error) for place in places])
+        )
 
 
 @pytest.mark.parametrize("error", [None, InvalidArgument("it can never be sent")])
-async def test_a_row_that_has_the_id_of_a_row_under_way_stays(database: Database, error: QmqError | None) -> None:
+async def test_a_row_that_has_the_id_of_a_row_under_way_stays(
+    database: Database, error: QmqError | None
+) -> None:
     with engine_of(database) as engine:
         committed_rows(engine, [("order", b"old", b"")])
         (old,) = left(engine, "id")
@@ -68,4 +76,7 @@ async def test_a_row_that_has_the_id_of_a_row_under_way_stays(database: Database
 
         sender = OutboxSender(Operations(EngineRunner(engine), TABLE), Sending(put_back, error))
         await sender.send_left("order", [old.id])
-        assert [(bytes(row.body), row.state, row.attempts) for row in left(engine, "body, state, attempts")] == [(b"new", 0, 0)]
+        assert [
+            (bytes(row.body), row.state, row.attempts)
+            for row in left(engine, "body, state, attempts")
+        ] == [(b"new", 0, 0)]

@@ -33,10 +33,18 @@ from qmq.node.dev_node import Node
 pytestmark = pytest.mark.sampled
 
 
-async def test_it_sends_what_a_dead_process_left_each_key_in_order_and_deletes_it(database: Database, node: Node) -> None:
+async def test_it_sends_what_a_dead_process_left_each_key_in_order_and_deletes_it(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
-        ids = committed_rows(engine, [("order", b"%d" % number, b"key-%d" % (number % 5)) for number in range(2_500)])
-        async with client(node.address) as mq, async_engine_of(database) as business, watching(mq, business) as dogs:
+        ids = committed_rows(
+            engine, [("order", b"%d" % number, b"key-%d" % (number % 5)) for number in range(2_500)]
+        )
+        async with (
+            client(node.address) as mq,
+            async_engine_of(database) as business,
+            watching(mq, business) as dogs,
+        ):
             found = await received(mq, "order", 2_500)
             await is_empty(engine)
             await eventually(lambda: dogs.dogs[0].sent == 2_500)
@@ -58,14 +66,25 @@ async def test_what_its_sender_still_claims_it_leaves_alone(database: Database, 
             await is_empty(engine)
 
 
-async def test_a_message_that_cannot_be_sent_is_set_aside_and_holds_up_no_other(database: Database, tmp_path: Path) -> None:
+async def test_a_message_that_cannot_be_sent_is_set_aside_and_holds_up_no_other(
+    database: Database, tmp_path: Path
+) -> None:
     async with running(node_config(tmp_path / "node", auto_create=False)) as node:
         with engine_of(database) as engine:
             async with client(node.address, create_subjects=False) as mq:
                 await mq.metadata.create_subject(SubjectConfig("order"))
-                committed_rows(engine, [("nowhere", b"lost", b""), ("order", b"first", b""), ("order", b"second", b"")])
+                committed_rows(
+                    engine,
+                    [
+                        ("nowhere", b"lost", b""),
+                        ("order", b"first", b""),
+                        ("order", b"second", b""),
+                    ],
+                )
                 with engine.begin() as connection:
-                    connection.execute(text("UPDATE qmq_outbox SET content_bytes = 99 WHERE id = 2"))  # as if a column had cut it
+                    connection.execute(
+                        text("UPDATE qmq_outbox SET content_bytes = 99 WHERE id = 2")
+                    )  # as if a column had cut it
                 async with watching(mq, engine):
                     assert await bodies(mq, "order", 1) == [b"second"]
                     await eventually(lambda: [row.state for row in left(engine, "state")] == [1, 1])
@@ -75,7 +94,9 @@ async def test_a_message_that_cannot_be_sent_is_set_aside_and_holds_up_no_other(
                 assert "too narrow" in cut.last_error
 
 
-async def test_of_two_watchdogs_one_works_and_the_other_takes_over_when_it_leaves(database: Database, node: Node) -> None:
+async def test_of_two_watchdogs_one_works_and_the_other_takes_over_when_it_leaves(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq, watching(mq, engine) as other:
             await eventually(lambda: other.dogs[0].is_working)
@@ -90,7 +111,9 @@ async def test_of_two_watchdogs_one_works_and_the_other_takes_over_when_it_leave
                 assert await bodies(mq, "order", 1) == [b"two"]
 
 
-async def test_a_lease_whose_holder_died_is_taken_when_it_is_over(database: Database, node: Node) -> None:
+async def test_a_lease_whose_holder_died_is_taken_when_it_is_over(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         hold_lease(engine, 700)
         async with client(node.address) as mq, watching(mq, engine) as heir:
@@ -99,13 +122,20 @@ async def test_a_lease_whose_holder_died_is_taken_when_it_is_over(database: Data
             assert heir.dogs[0].is_working
 
 
-async def test_a_holder_that_was_paused_finds_out_that_another_took_its_lease(database: Database, node: Node) -> None:
+async def test_a_holder_that_was_paused_finds_out_that_another_took_its_lease(
+    database: Database, node: Node
+) -> None:
     with engine_of(database) as engine:
         async with client(node.address) as mq, watching(mq, engine, lease_s=1) as paused:
             await eventually(lambda: paused.dogs[0].is_working)
             hold_lease(engine, 3_600_000)
             await eventually(lambda: not paused.dogs[0].is_working)
-        assert left(engine, "holder", "(SELECT holder, 1 AS id FROM qmq_outbox_lease) AS lease")[0].holder == "other"
+        assert (
+            left(engine, "holder", "(SELECT holder, 1 AS id FROM qmq_outbox_lease) AS lease")[
+                0
+            ].holder
+            == "other"
+        )
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
@@ -128,7 +158,9 @@ def _again(engine: Engine, rows: list[tuple[str, bytes, bytes]]) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_messages_wait_for_brokers_that_are_away_and_go_when_they_are_back(database: Database, node_process: NodeProcess) -> None:
+async def test_messages_wait_for_brokers_that_are_away_and_go_when_they_are_back(
+    database: Database, node_process: NodeProcess
+) -> None:
     address = node_process.start()
     port, data_port = address.rpartition(":")[2], node_process.data_address.rpartition(":")[2]
     with engine_of(database) as engine:

@@ -34,7 +34,9 @@ SPOILS: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
-async def test_a_hostile_chunk_is_named_and_other_subjects_are_served(tmp_path: Path, spoil: str) -> None:
+async def test_a_hostile_chunk_is_named_and_other_subjects_are_served(
+    tmp_path: Path, spoil: str
+) -> None:
     sent, objects = bodies(30), tmp_path / "objects"
     async with TestCluster(delay=False, log=log_config(objects)) as cluster:
         mq = cluster.client()

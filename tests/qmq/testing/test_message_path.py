@@ -24,7 +24,12 @@ def check(road: Road, passes: set[str], modules_max: int, forwards_max: int) -> 
 async def test_a_message_passes_at_most_55_files() -> None:
     async with TestCluster(delay=False) as cluster:
         road = await of_a_message(cluster)
-    passes = {"client/producing/producer", "log/store", "broker/dispatch/dispatch", "client/consuming/consumer"}
+    passes = {
+        "client/producing/producer",
+        "log/store",
+        "broker/dispatch/dispatch",
+        "client/consuming/consumer",
+    }
     check(road, {f"qmq/{each}.py" for each in passes}, 55, 24)
 
 

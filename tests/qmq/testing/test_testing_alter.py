@@ -34,7 +34,9 @@ async def test_the_largest_body_and_the_retention_of_a_subject_change_while_it_i
 
         while await first_of(mq, "orders") <= 30:
             await cluster.clock.advance(timedelta(minutes=2))
-        now = await mq.metadata.alter_subject("orders", retention_ms=3_600_000, retention_bytes="default")
+        now = await mq.metadata.alter_subject(
+            "orders", retention_ms=3_600_000, retention_bytes="default"
+        )
         assert (now.retention_ms, now.HasField("retention_bytes")) == (3_600_000, False)
 
 

@@ -55,7 +55,10 @@ async def test_a_cluster_leaves_nothing_behind(fault: str, own_temporary_folder:
     before = remains()
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OfTheTest, TimeoutError):
-        async with asyncio.timeout(1_000) as limit, TestCluster(brokers=3, clock=virtual()) as cluster:
+        async with (
+            asyncio.timeout(1_000) as limit,
+            TestCluster(brokers=3, clock=virtual()) as cluster,
+        ):
             mq = cluster.client()
             consumer = mq.consumer("s", group="g")
             await mq.send("s", b"1")
@@ -89,7 +92,9 @@ async def test_two_clusters_in_one_process_do_not_see_each_other() -> None:
 
 
 async def test_a_server_that_stops_by_itself_fails_the_test() -> None:
-    with pytest.raises(StorageError, match="broker-1 stopped by itself: FloatingPointError: of the test"):
+    with pytest.raises(
+        StorageError, match="broker-1 stopped by itself: FloatingPointError: of the test"
+    ):
         async with TestCluster(delay=False) as cluster:
             node = cluster.machine("broker-1").node
             assert isinstance(node, ReplicaNode)
@@ -100,7 +105,9 @@ async def test_a_server_that_stops_by_itself_fails_the_test() -> None:
 
 @pytest.mark.sampled
 def test_the_plugin_gives_each_test_a_cluster_as_its_marker_says(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("from qmq.testing.plugin import pytest_configure, qmq_cluster")  # what the entry point does otherwise
+    pytester.makeconftest(
+        "from qmq.testing.plugin import pytest_configure, qmq_cluster"
+    )  # what the entry point does otherwise
     pytester.makepyfile(
         """
         import pytest
@@ -168,7 +175,9 @@ def test_an_address_is_read_as_it_was_written(text: str, place: Address) -> None
     assert parse(str(place), 20880) == place
 
 
-@pytest.mark.parametrize("text", ["", ":1", "host:x", "host:65536", "unix:", "unix:here", "unix:/" + "x" * 107])
+@pytest.mark.parametrize(
+    "text", ["", ":1", "host:x", "host:65536", "unix:", "unix:here", "unix:/" + "x" * 107]
+)
 def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse(text)

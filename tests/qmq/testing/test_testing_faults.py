@@ -30,7 +30,9 @@ async def received(consumer: qmq.Consumer, count: int) -> list[bytes]:
 
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
-async def test_a_kill_of_the_master_loses_nothing_that_was_acknowledged(qmq_cluster: TestCluster) -> None:
+async def test_a_kill_of_the_master_loses_nothing_that_was_acknowledged(
+    qmq_cluster: TestCluster,
+) -> None:
     mq, before = qmq_cluster.client(), qmq_cluster.master()
     sent: list[bytes] = []
 
@@ -52,7 +54,9 @@ async def test_a_kill_of_the_master_loses_nothing_that_was_acknowledged(qmq_clus
 
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
-async def test_a_master_that_is_cut_off_commits_nothing_and_is_replaced(qmq_cluster: TestCluster) -> None:
+async def test_a_master_that_is_cut_off_commits_nothing_and_is_replaced(
+    qmq_cluster: TestCluster,
+) -> None:
     mq, old = qmq_cluster.client(), qmq_cluster.master()
     beside = qmq_cluster.client(at=old)
     for client in (mq, beside):
@@ -65,7 +69,12 @@ async def test_a_master_that_is_cut_off_commits_nothing_and_is_replaced(qmq_clus
         with pytest.raises(QmqError):
             await ticket
     await mq.send("orders", b"after")
-    assert await received(mq.consumer("orders", group="g", ack="explicit"), 4) == [b"before", b"before", b"meanwhile", b"after"]
+    assert await received(mq.consumer("orders", group="g", ack="explicit"), 4) == [
+        b"before",
+        b"before",
+        b"meanwhile",
+        b"after",
+    ]
     await qmq_cluster.kill(new)  # the old one is needed for a majority now
     assert await received(mq.consumer("orders", group="late", ack="explicit"), 4)
 
@@ -87,7 +96,10 @@ async def test_a_killed_machine_writes_nothing_more(qmq_cluster: TestCluster) ->
     consumer = mq.consumer("orders", group="g", ack="explicit")
     sending = asyncio.gather(
         *[mq.send("orders", b"%d" % number) for number in range(300)],
-        *[mq.send("orders", b"%d" % number, delay=timedelta(seconds=number)) for number in range(300)],
+        *[
+            mq.send("orders", b"%d" % number, delay=timedelta(seconds=number))
+            for number in range(300)
+        ],
     )
     await (await consumer.pull(10, SOON)).ack_sync()
     await qmq_cluster.clock.advance(seconds=20)
@@ -122,7 +134,9 @@ async def test_a_cut_that_is_made_twice_is_healed_twice() -> None:
     assert parties.network("a").reaches("b")
 
 
-async def test_a_broker_that_is_killed_and_restarted_has_each_message_once(qmq_cluster: TestCluster) -> None:
+async def test_a_broker_that_is_killed_and_restarted_has_each_message_once(
+    qmq_cluster: TestCluster,
+) -> None:
     mq = qmq_cluster.client()
     await mq.send_many("orders", [b"%d" % number for number in range(100)])
     consumer = mq.consumer("orders", group="g", ack="explicit")
@@ -133,7 +147,9 @@ async def test_a_broker_that_is_killed_and_restarted_has_each_message_once(qmq_c
         qmq_cluster.master()
     await qmq_cluster.restart("broker-1")
     await waiting
-    assert sorted(first + await received(consumer, 101 - len(first))) == sorted(b"%d" % number for number in range(101))
+    assert sorted(first + await received(consumer, 101 - len(first))) == sorted(
+        b"%d" % number for number in range(101)
+    )
 
 
 async def test_one_broker_that_is_cut_off_is_found_again(qmq_cluster: TestCluster) -> None:
@@ -152,11 +168,15 @@ async def test_without_a_metaserver_what_is_known_continues(qmq_cluster: TestClu
     await qmq_cluster.kill("meta")
     await mq.send("orders", b"2")
     await qmq_cluster.restart("meta")
-    assert await received(qmq_cluster.client().consumer("orders", group="g", ack="explicit"), 2) == [b"1", b"2"]
+    assert await received(
+        qmq_cluster.client().consumer("orders", group="g", ack="explicit"), 2
+    ) == [b"1", b"2"]
 
 
 @pytest.mark.qmq_cluster(groups=2, delay=False)
-async def test_a_broker_group_that_is_away_leaves_the_others_to_take_messages(qmq_cluster: TestCluster) -> None:
+async def test_a_broker_group_that_is_away_leaves_the_others_to_take_messages(
+    qmq_cluster: TestCluster,
+) -> None:
     mq = qmq_cluster.client()
     await mq.send("orders", b"1")
     await qmq_cluster.kill("broker-2")

@@ -117,7 +117,9 @@ async def test_when_a_subject_is_flushed_can_be_changed_while_it_is_used() -> No
 
 async def test_an_ordered_producer_may_wait_for_the_flush_too() -> None:
     async with gated(3) as (_, gates, mq):
-        await mq.metadata.create_subject(qmq.SubjectConfig("rows", order=qmq.Order.STRICT, logical_partitions=8), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("rows", order=qmq.Order.STRICT, logical_partitions=8), partitions=1
+        )
         await mq.send("rows", b"warm", key="k")
         gates.shut()
         waiting = asyncio.ensure_future(mq.send("rows", b"1", key="k", acks="flushed"))
@@ -164,7 +166,9 @@ async def test_a_delayed_message_may_wait_for_the_flush_of_its_delay_group() -> 
         try:
             await mq.send("s", b"warm", delay=timedelta(hours=1))
             gates.shut()
-            waiting = asyncio.ensure_future(mq.send("s", b"1", delay=timedelta(hours=1), acks="flushed"))
+            waiting = asyncio.ensure_future(
+                mq.send("s", b"1", delay=timedelta(hours=1), acks="flushed")
+            )
             await mq.send("s", b"2", delay=timedelta(hours=1))
             assert not waiting.done()
             gates.open()

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 from support import eventually
-from support.tiered_log import SOON, behind_damage, bodies, log_config, replica, until_cold, until_damage
+from support.tiered_log import (
+    SOON,
+    behind_damage,
+    bodies,
+    log_config,
+    replica,
+    until_cold,
+    until_damage,
+)
 
 import qmq
 from qmq.broker.admin import BrokerAdmin
@@ -35,14 +43,19 @@ from qmq.testing import TestCluster
 def nothing_unexpected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """A connection that ends by an unexpected error is opened again, which would hide it."""
     yield
-    assert [each.getMessage() for each in caplog.get_records("call") if each.levelno >= logging.ERROR] == []
+    assert [
+        each.getMessage() for each in caplog.get_records("call") if each.levelno >= logging.ERROR
+    ] == []
 
 
 async def test_consumers_readers_and_queries_get_messages_from_the_store(tmp_path: Path) -> None:
     sent = bodies(40)
     async with TestCluster(delay=False, log=log_config(tmp_path)) as cluster:
         mq = cluster.client()
-        receipts = [await mq.send("s", body, tags=["odd" if number % 2 else "even"]) for number, body in enumerate(sent)]
+        receipts = [
+            await mq.send("s", body, tags=["odd" if number % 2 else "even"])
+            for number, body in enumerate(sent)
+        ]
         await until_cold(cluster)
         assert [message.body async for message in mq.browse("s")] == sent
         consumer = mq.consumer("s", group="g", ack="explicit")
@@ -73,7 +86,9 @@ def damage(objects: Path, *, is_gone: bool) -> str:
 
 @pytest.mark.parametrize("tags", [[], ["all"]], ids=["untagged", "tagged"])
 @pytest.mark.parametrize("is_gone", [False, True], ids=["changed", "gone"])
-async def test_a_damaged_object_costs_a_consumer_only_its_messages_and_is_named(tmp_path: Path, is_gone: bool, tags: list[str]) -> None:
+async def test_a_damaged_object_costs_a_consumer_only_its_messages_and_is_named(
+    tmp_path: Path, is_gone: bool, tags: list[str]
+) -> None:
     sent, objects = bodies(40), tmp_path / "objects"
     async with TestCluster(delay=False, log=log_config(objects)) as cluster:
         mq = cluster.client()
@@ -100,11 +115,15 @@ async def test_a_damaged_object_costs_a_consumer_only_its_messages_and_is_named(
 
 
 @pytest.mark.parametrize("keys", [1, 3])
-async def test_a_damaged_object_costs_an_ordered_consumer_only_its_messages_and_is_named(tmp_path: Path, keys: int) -> None:
+async def test_a_damaged_object_costs_an_ordered_consumer_only_its_messages_and_is_named(
+    tmp_path: Path, keys: int
+) -> None:
     sent, objects = bodies(40), tmp_path / "objects"
     async with TestCluster(delay=False, log=log_config(objects)) as cluster:
         mq = cluster.client()
-        await mq.metadata.create_subject(qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=16), partitions=1
+        )
         for number, body in enumerate(sent):
             await mq.send("o", body, key=f"k{number % keys}")
         await until_cold(cluster)
@@ -121,20 +140,28 @@ async def test_a_consumer_of_lanes_gets_old_keys_in_order(tmp_path: Path) -> Non
     sent = bodies(30)
     async with TestCluster(delay=False, log=log_config(tmp_path)) as cluster:
         mq = cluster.client()
-        await mq.metadata.create_subject(qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=16), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=16), partitions=1
+        )
         for number, body in enumerate(sent):
             await mq.send("o", body, key=f"k{number % 3}")
         await until_cold(cluster)
         consumer = aiter(mq.ordered_consumer("o", group="g"))
         got = [(await anext(consumer)).body for _ in sent]
-        assert [each for key in range(3) for each in got if int(each[:3]) % 3 == key] == [each for key in range(3) for each in sent[key::3]]
+        assert [each for key in range(3) for each in got if int(each[:3]) % 3 == key] == [
+            each for key in range(3) for each in sent[key::3]
+        ]
 
 
 @pytest.mark.parametrize("tail_bytes", [0, 64 << 20], ids=["from-files", "from-memory"])
-async def test_a_replica_on_a_new_disk_takes_the_stored_part_from_the_store(tmp_path: Path, tail_bytes: int) -> None:
+async def test_a_replica_on_a_new_disk_takes_the_stored_part_from_the_store(
+    tmp_path: Path, tail_bytes: int
+) -> None:
     """The master reads nothing from the store for the replica, and has no file of the stored part. The replica can become master."""
     sent = bodies(40)
-    async with TestCluster(brokers=3, delay=False, log=replace(log_config(tmp_path), tail_bytes=tail_bytes)) as cluster:
+    async with TestCluster(
+        brokers=3, delay=False, log=replace(log_config(tmp_path), tail_bytes=tail_bytes)
+    ) as cluster:
         mq = cluster.client()
         for body in sent:
             await mq.send("s", body)
@@ -147,9 +174,16 @@ async def test_a_replica_on_a_new_disk_takes_the_stored_part_from_the_store(tmp_
         await cluster.restart(lost)
         master, new = running(cluster, before), running(cluster, lost)
         end = master.broker.store.messages.bases[-1]
-        await eventually(lambda: new.broker.store.messages.end == master.broker.store.messages.end and new.standing.describe().is_whole)
+        await eventually(
+            lambda: (
+                new.broker.store.messages.end == master.broker.store.messages.end
+                and new.standing.describe().is_whole
+            )
+        )
         assert new.broker.store.messages.bases == master.broker.store.messages.bases
-        assert [path.name for path in new.broker.store.messages.folder.glob("*.log")] == [segment_name(end)]
+        assert [path.name for path in new.broker.store.messages.folder.glob("*.log")] == [
+            segment_name(end)
+        ]
         assert reading(master, READ) == 0
         assert new.broker.store.epochs == master.broker.store.epochs
         for body in (more := bodies(3)):
@@ -164,7 +198,9 @@ async def test_a_replica_on_a_new_disk_takes_the_stored_part_from_the_store(tmp_
         assert [message.body async for message in mq.browse("s")] == sent + more
 
 
-async def test_a_replica_that_dies_while_it_begins_with_the_store_begins_again(tmp_path: Path) -> None:
+async def test_a_replica_that_dies_while_it_begins_with_the_store_begins_again(
+    tmp_path: Path,
+) -> None:
     sent = bodies(40)
     async with TestCluster(brokers=3, delay=False, log=log_config(tmp_path)) as cluster:
         mq = cluster.client()
@@ -177,11 +213,21 @@ async def test_a_replica_that_dies_while_it_begins_with_the_store_begins_again(t
         shutil.rmtree(data)
         for _ in range(3):
             await cluster.restart(lost)
-            await eventually(lambda: running(cluster, lost).driver.is_opening or running(cluster, lost).standing.describe().is_whole)
+            await eventually(
+                lambda: (
+                    running(cluster, lost).driver.is_opening
+                    or running(cluster, lost).standing.describe().is_whole
+                )
+            )
             await cluster.kill(lost)
         await cluster.restart(lost)
         master, new = running(cluster, cluster.master()), running(cluster, lost)
-        await eventually(lambda: new.broker.store.messages.end == master.broker.store.messages.end and new.standing.describe().is_whole)
+        await eventually(
+            lambda: (
+                new.broker.store.messages.end == master.broker.store.messages.end
+                and new.standing.describe().is_whole
+            )
+        )
         await mq.metadata.transfer(next(iter(cluster.groups)), lost)
         assert await cluster.until_master(other_than=before) == lost
         assert [message.body async for message in mq.browse("s")] == sent
@@ -209,7 +255,9 @@ def running(cluster: TestCluster, name: str) -> ReplicaNode[Any]:
     return found
 
 
-async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the_store(tmp_path: Path) -> None:
+async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the_store(
+    tmp_path: Path,
+) -> None:
     """While the store is away it waits, and the master continues with the other replica."""
     sent, objects = bodies(40), tmp_path / "objects"
     async with TestCluster(brokers=3, delay=False, log=log_config(objects)) as cluster:
@@ -218,7 +266,9 @@ async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the
             await mq.send("s", body)
         await until_cold(cluster)
         objects.rename(tmp_path / "away")
-        lost = next(name for name in next(iter(cluster.groups.values())) if name != cluster.master())
+        lost = next(
+            name for name in next(iter(cluster.groups.values())) if name != cluster.master()
+        )
         old = replica(cluster, lost).node
         assert old is not None
         data = old.config.data
@@ -236,7 +286,12 @@ async def test_a_replica_on_a_new_disk_gets_the_log_from_a_master_that_reads_the
         assert new.broker.store.messages.end < master.broker.store.messages.end
         shutil.rmtree(objects, ignore_errors=True)
         (tmp_path / "away").rename(objects)
-        await eventually(lambda: new.broker.store.messages.end == master.broker.store.messages.end and new.standing.describe().is_whole)
+        await eventually(
+            lambda: (
+                new.broker.store.messages.end == master.broker.store.messages.end
+                and new.standing.describe().is_whole
+            )
+        )
         assert new.broker.store.messages.start == 0
         before = cluster.master()
         await cluster.kill(before)
@@ -250,8 +305,15 @@ def failed_reads(node: ReplicaNode[Any]) -> float:
 
 def reading(node: ReplicaNode[Any], figure: Figure) -> float:
     """The replica's metric."""
-    readings = [reading for source in node.sources() for reading in source.read() if reading is not None]
-    return sum(float(value) for reading in readings if reading.figure is figure for _, value in reading.rows)  # type: ignore[arg-type]
+    readings = [
+        reading for source in node.sources() for reading in source.read() if reading is not None
+    ]
+    return sum(
+        float(value)
+        for reading in readings
+        if reading.figure is figure
+        for _, value in reading.rows
+    )  # type: ignore[arg-type]
 
 
 async def test_readers_of_the_log_itself_get_every_entry(tmp_path: Path) -> None:
@@ -267,7 +329,9 @@ async def test_readers_of_the_log_itself_get_every_entry(tmp_path: Path) -> None
         await until_cold(cluster)
         position, got = 0, b""
         while position < len(whole):
-            position, data = await through_cold_reads(admin.read_committed, MESSAGES, position, 1 << 20)
+            position, data = await through_cold_reads(
+                admin.read_committed, MESSAGES, position, 1 << 20
+            )
             got += data
             position += len(data)
         assert got == whole
@@ -293,7 +357,9 @@ async def test_old_messages_that_fail_go_to_the_dead_letter_queue(tmp_path: Path
         assert copies == sent
 
 
-async def test_a_store_that_is_away_fails_only_reads_of_its_segments_until_it_is_back(tmp_path: Path) -> None:
+async def test_a_store_that_is_away_fails_only_reads_of_its_segments_until_it_is_back(
+    tmp_path: Path,
+) -> None:
     sent = bodies(40)
     async with TestCluster(delay=False, log=log_config(tmp_path / "objects")) as cluster:
         mq = cluster.client(timing=replace(TIMING, delivery_timeout_s=1.0))
@@ -307,7 +373,9 @@ async def test_a_store_that_is_away_fails_only_reads_of_its_segments_until_it_is
         with pytest.raises(NotConnected, match="object store"):
             [message async for message in mq.browse("s")]
         await mq.send("s", b"new")
-        assert [message.body for message in await late.pull(1, SOON)] == [b"new"], "producers and other consumers continue"
+        assert [message.body for message in await late.pull(1, SOON)] == [b"new"], (
+            "producers and other consumers continue"
+        )
         shutil.rmtree(tmp_path / "objects", ignore_errors=True)
         (tmp_path / "away").rename(tmp_path / "objects")
         got: list[bytes] = []

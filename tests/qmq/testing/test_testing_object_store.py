@@ -16,7 +16,9 @@ from qmq.testing.machine import ReplicaMachine
 from qmq.tiering.stored_segment import decode_manifest
 
 
-async def test_masters_that_replace_each_other_store_every_sealed_segment_once(tmp_path: Path) -> None:
+async def test_masters_that_replace_each_other_store_every_sealed_segment_once(
+    tmp_path: Path,
+) -> None:
     random = Random(1)
     log = LogConfig(segment_bytes=64 * KIB, object_store_url=f"file://{tmp_path}")
     async with TestCluster(brokers=3, delay=False, log=log) as cluster:
@@ -50,5 +52,16 @@ async def test_masters_that_replace_each_other_store_every_sealed_segment_once(t
 def stored_bytes(machine: ReplicaMachine) -> float:
     """The stored bytes in the replica's metric."""
     assert machine.node is not None
-    readings = [reading for source in machine.node.sources() for reading in source.read() if reading is not None]
-    return sum(value for reading in readings if reading.figure is STORED for _, value in reading.rows if isinstance(value, (int, float)))
+    readings = [
+        reading
+        for source in machine.node.sources()
+        for reading in source.read()
+        if reading is not None
+    ]
+    return sum(
+        value
+        for reading in readings
+        if reading.figure is STORED
+        for _, value in reading.rows
+        if isinstance(value, (int, float))
+    )

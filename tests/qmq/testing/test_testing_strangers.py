@@ -37,11 +37,18 @@ class Stranger:
         self.heard: list[dict[str, Any]] = []
         self.answered = asyncio.Event()
         self.stream = FrameStream(
-            on_frames=self._on_frames, on_closed=lambda _: self.is_over.set(), on_writable=lambda: None, on_violation=lambda _: None
+            on_frames=self._on_frames,
+            on_closed=lambda _: self.is_over.set(),
+            on_writable=lambda: None,
+            on_violation=lambda _: None,
         )
 
     def _on_frames(self, received: list[Frame]) -> None:
-        self.heard += [json.loads(bytes(each.payload)) for each in received if each.kind == FrameKind.REPLICA_HELLO]
+        self.heard += [
+            json.loads(bytes(each.payload))
+            for each in received
+            if each.kind == FrameKind.REPLICA_HELLO
+        ]
         self.answered.set()
 
     def put(self, kind: FrameKind, payload: bytes) -> None:
@@ -50,11 +57,19 @@ class Stranger:
         self.stream.flush()
 
 
-async def connect(node: ReplicaNode, name: str, *said: Message, version: int = 2, proof: str = "0" * 64) -> Stranger:
+async def connect(
+    node: ReplicaNode, name: str, *said: Message, version: int = 2, proof: str = "0" * 64
+) -> Stranger:
     """Say hello in a name, give a false proof, and continue as if it had been accepted."""
     stranger = Stranger()
     await NETWORK.connect(node.address, lambda: stranger.stream)
-    hello = {"version": version, "group": GROUP, "replica": name, "to": node.config.replica, "nonce": "n"}
+    hello = {
+        "version": version,
+        "group": GROUP,
+        "replica": name,
+        "to": node.config.replica,
+        "nonce": "n",
+    }
     stranger.put(FrameKind.REPLICA_HELLO, json.dumps(hello).encode())
     if version > 1:
         stranger.put(FrameKind.REPLICA_HELLO, json.dumps({"nonce": "", "proof": proof}).encode())
@@ -63,7 +78,9 @@ async def connect(node: ReplicaNode, name: str, *said: Message, version: int = 2
     return stranger
 
 
-async def say(nodes: dict[str, ReplicaNode], message: Callable[[ReplicaNode], Message], *names: str) -> None:
+async def say(
+    nodes: dict[str, ReplicaNode], message: Callable[[ReplicaNode], Message], *names: str
+) -> None:
     """Send to every replica, in every name, in this release's format and the previous one's, until all connections are closed."""
     for node in nodes.values():
         for name in names or ("stranger", *NAMES):
@@ -74,11 +91,20 @@ async def say(nodes: dict[str, ReplicaNode], message: Callable[[ReplicaNode], Me
 
 
 def nodes_of(cluster: TestCluster) -> dict[str, ReplicaNode]:
-    return {name: cast(ReplicaNode, cast(ReplicaMachine, cluster.machine(name)).node) for name in NAMES}
+    return {
+        name: cast(ReplicaNode, cast(ReplicaMachine, cluster.machine(name)).node) for name in NAMES
+    }
 
 
 def standing(nodes: dict[str, ReplicaNode]) -> list[tuple[str, int, str]]:
-    return [(node.driver.core.state.role.value, node.driver.core.state.promised, node.driver.core.master) for node in nodes.values()]
+    return [
+        (
+            node.driver.core.state.role.value,
+            node.driver.core.state.promised,
+            node.driver.core.master,
+        )
+        for node in nodes.values()
+    ]
 
 
 async def settled(cluster: TestCluster) -> dict[str, ReplicaNode]:
@@ -87,7 +113,12 @@ async def settled(cluster: TestCluster) -> dict[str, ReplicaNode]:
     await cluster.client().send("s", b"first")
     leader = nodes[cluster.master()].driver.core.leader
     assert leader is not None
-    await eventually(lambda: all(each.is_in_step and each.match == leader.state.history.last_index for each in leader.peers.values()))
+    await eventually(
+        lambda: all(
+            each.is_in_step and each.match == leader.state.history.last_index
+            for each in leader.peers.values()
+        )
+    )
     return nodes
 
 
@@ -117,16 +148,25 @@ async def test_orders_of_a_stranger_are_without_effect(qmq_cluster: TestCluster)
 async def test_a_hello_in_a_replicas_name_displaces_no_replica(qmq_cluster: TestCluster) -> None:
     nodes = await settled(qmq_cluster)
     before = standing(nodes)
-    held = [await connect(node, name, version=version) for node in nodes.values() for name in NAMES for version in (1, 2)]
+    held = [
+        await connect(node, name, version=version)
+        for node in nodes.values()
+        for name in NAMES
+        for version in (1, 2)
+    ]
     await asyncio.gather(*[each.is_over.wait() for each in held])
     for number in range(20):
         await qmq_cluster.client().send("s", b"%d" % number)
     assert standing(nodes) == before
-    assert all(set(node.driver.arrivals.proved) == set(NAMES) - {name} for name, node in nodes.items())
+    assert all(
+        set(node.driver.arrivals.proved) == set(NAMES) - {name} for name, node in nodes.items()
+    )
 
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
-async def test_a_peer_that_reconnects_has_its_older_connection_closed(qmq_cluster: TestCluster) -> None:
+async def test_a_peer_that_reconnects_has_its_older_connection_closed(
+    qmq_cluster: TestCluster,
+) -> None:
     from qmq_replication.links import DIALS, PeerHello, prove
 
     nodes = await settled(qmq_cluster)
@@ -151,7 +191,9 @@ async def test_acknowledgements_of_a_stranger_do_not_count(qmq_cluster: TestClus
     core, slaves = nodes[name].driver.core, [each for each in NAMES if each != name]
     places = nodes[name].broker.store
     mq = qmq_cluster.client(at=name)
-    await mq.send("s", b"second")  # A master without slaves gives up after a time: connect before they are cut off.
+    await mq.send(
+        "s", b"second"
+    )  # A master without slaves gives up after a time: connect before they are cut off.
     nodes, last = await settled(qmq_cluster), core.state.history.last_index
     heal = [qmq_cluster.cut(name, slave) for slave in slaves]
     sending = asyncio.ensure_future(mq.send("s", b"nowhere else"))
@@ -159,7 +201,11 @@ async def test_acknowledgements_of_a_stranger_do_not_count(qmq_cluster: TestClus
     place = [places.messages.end, places.actions.end]
     for round in range(4):
         for stored in (core.state.history.last_index, 1 << 40):
-            await say({name: nodes[name]}, lambda _, r=round, s=stored: Ack(core.state.promised, r, s, s, place), *slaves)  # type: ignore[misc]
+            await say(
+                {name: nodes[name]},
+                lambda _, r=round, s=stored: Ack(core.state.promised, r, s, s, place),
+                *slaves,
+            )  # type: ignore[misc]
     assert core.state.commit == last
     assert not sending.done()
     for each in heal:
@@ -168,7 +214,9 @@ async def test_acknowledgements_of_a_stranger_do_not_count(qmq_cluster: TestClus
 
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
-async def test_a_large_frame_is_refused_before_the_sender_is_proved(qmq_cluster: TestCluster) -> None:
+async def test_a_large_frame_is_refused_before_the_sender_is_proved(
+    qmq_cluster: TestCluster,
+) -> None:
     node = (await settled(qmq_cluster))["broker-1"]
     for name in ("nobody", "broker-2"):
         stranger = Stranger()
@@ -184,7 +232,9 @@ async def test_a_large_frame_is_refused_before_the_sender_is_proved(qmq_cluster:
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
 @pytest.mark.parametrize("far", [FAR, FAREST])
-async def test_replicas_that_promised_an_epoch_without_a_winner_recover(qmq_cluster: TestCluster, far: int) -> None:
+async def test_replicas_that_promised_an_epoch_without_a_winner_recover(
+    qmq_cluster: TestCluster, far: int
+) -> None:
     """An earlier release accepted any request for a promise and stored it."""
     nodes = await settled(qmq_cluster)
     for name, node in nodes.items():
@@ -217,7 +267,9 @@ async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> No
         found = identity.load(node.config.data, GROUP, name)
         assert found is not None
         replace(found, secret="").save(Disk(), node.config.data)
-    await cast(ReplicaMachine, qmq_cluster.machine(NAMES[0])).site.store.txn([], [Delete(group_key(GROUP, SECRET))])
+    await cast(ReplicaMachine, qmq_cluster.machine(NAMES[0])).site.store.txn(
+        [], [Delete(group_key(GROUP, SECRET))]
+    )
     for name in NAMES:
         await qmq_cluster.restart(name)
     await qmq_cluster.until_master()
@@ -228,14 +280,26 @@ async def test_a_group_without_a_secret_gets_one(qmq_cluster: TestCluster) -> No
 
 
 @pytest.mark.qmq_cluster(brokers=3, delay=False)
-async def test_hellos_and_proofs_that_do_not_hold_are_in_the_audit_log(qmq_cluster: TestCluster, caplog: pytest.LogCaptureFixture) -> None:
+async def test_hellos_and_proofs_that_do_not_hold_are_in_the_audit_log(
+    qmq_cluster: TestCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     node = (await settled(qmq_cluster))["broker-1"]
     before = node.broker.access.audit.refusals
-    for name, on, why in (("stranger", "hello", "is not another replica"), ("broker-2", "proof", "does not know the secret")):
+    for name, on, why in (
+        ("stranger", "hello", "is not another replica"),
+        ("broker-2", "proof", "does not know the secret"),
+    ):
         caplog.clear()
         stranger = await connect(node, name)
         await stranger.is_over.wait()
-        (record,) = [json.loads(each.message) for each in caplog.records if each.name == "qmq.audit"]
-        assert (record["action"], record["on"], record["result"], record["from"]) == ("REPLICA_HELLO", on, "denied", "unix")
+        (record,) = [
+            json.loads(each.message) for each in caplog.records if each.name == "qmq.audit"
+        ]
+        assert (record["action"], record["on"], record["result"], record["from"]) == (
+            "REPLICA_HELLO",
+            on,
+            "denied",
+            "unix",
+        )
         assert why in record["error"]
     assert node.broker.access.audit.refusals == before + 2

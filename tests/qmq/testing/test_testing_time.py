@@ -39,7 +39,9 @@ async def test_a_message_due_in_700_days_comes_then_even_if_the_master_is_killed
         await mq.send("reminder", b"after")
 
 
-async def test_nothing_comes_before_it_is_due_however_much_real_time_passes(qmq_cluster: TestCluster) -> None:
+async def test_nothing_comes_before_it_is_due_however_much_real_time_passes(
+    qmq_cluster: TestCluster,
+) -> None:
     mq, clock = qmq_cluster.client(), qmq_cluster.clock
     consumer = mq.consumer("reminder", group="g", ack="explicit")
     await mq.send("reminder", b"later", delay=timedelta(milliseconds=1_234))
@@ -49,7 +51,9 @@ async def test_nothing_comes_before_it_is_due_however_much_real_time_passes(qmq_
     assert [message.body for message in await consumer.pull(1, SOON)] == [b"later"]
 
 
-async def test_a_cancelled_message_never_comes_and_a_moved_one_comes_at_its_new_time(qmq_cluster: TestCluster) -> None:
+async def test_a_cancelled_message_never_comes_and_a_moved_one_comes_at_its_new_time(
+    qmq_cluster: TestCluster,
+) -> None:
     mq, clock = qmq_cluster.client(), qmq_cluster.clock
     cancelled = await mq.send("reminder", b"cancelled", delay=timedelta(days=30))
     moved = await mq.send("reminder", b"moved", delay=timedelta(days=30))
@@ -68,13 +72,18 @@ async def test_a_recurring_message_has_each_of_its_runs_over_weeks() -> None:
         await mq.send("report", b"weekly", cron="0 9 * * MON", zone="Europe/Berlin")
         await cluster.clock.advance(timedelta(weeks=4), hours=-1)
         consumer = mq.consumer("report", group="g")
-        runs = [datetime.fromtimestamp((await one(consumer)).append_time_ms / 1000, UTC) for _ in range(4)]
+        runs = [
+            datetime.fromtimestamp((await one(consumer)).append_time_ms / 1000, UTC)
+            for _ in range(4)
+        ]
         assert len(await consumer.pull(1, NOT_YET)) == 0
         assert runs[0] >= datetime(2030, 1, 7, 8, tzinfo=UTC)
         assert runs == sorted(runs)
 
 
-@pytest.mark.parametrize("by", [timedelta(weeks=2, days=1), timedelta(days=-3)], ids=["later", "earlier"])
+@pytest.mark.parametrize(
+    "by", [timedelta(weeks=2, days=1), timedelta(days=-3)], ids=["later", "earlier"]
+)
 async def test_a_move_of_a_run_loses_and_repeats_no_other_run(by: timedelta) -> None:
     start = datetime(2030, 1, 1, tzinfo=UTC)
     first = datetime(2030, 1, 7, 8, tzinfo=UTC)
@@ -91,12 +100,21 @@ async def test_a_move_of_a_run_loses_and_repeats_no_other_run(by: timedelta) -> 
         assert len(await consumer.pull(1, NOT_YET)) == 0
         assert len({each.id for each in runs}) == 5
         came = [datetime.fromtimestamp(each.append_time_ms / 1000, UTC) for each in runs]
-        due = [first + by, *[max(first + timedelta(weeks=week), first + by) for week in range(1, 5)]]
+        due = [
+            first + by,
+            *[max(first + timedelta(weeks=week), first + by) for week in range(1, 5)],
+        ]
         assert all(at <= when for at, when in zip(due, came, strict=True)), came
 
 
-@pytest.mark.parametrize("pause", [timedelta(seconds=20), timedelta(minutes=3), timedelta(hours=5)], ids=["20s", "3m", "5h"])
-async def test_a_message_that_was_given_back_comes_again_after_its_pause_and_not_before(qmq_cluster: TestCluster, pause: timedelta) -> None:
+@pytest.mark.parametrize(
+    "pause",
+    [timedelta(seconds=20), timedelta(minutes=3), timedelta(hours=5)],
+    ids=["20s", "3m", "5h"],
+)
+async def test_a_message_that_was_given_back_comes_again_after_its_pause_and_not_before(
+    qmq_cluster: TestCluster, pause: timedelta
+) -> None:
     mq, clock = qmq_cluster.client(), qmq_cluster.clock
     await mq.send("work", b"hard")
     consumer = mq.consumer("work", group="g", ack="explicit")
@@ -110,11 +128,15 @@ async def test_a_message_that_was_given_back_comes_again_after_its_pause_and_not
     assert (again.body, again.attempt) == (b"hard", 2)
 
 
-async def test_a_consumer_that_hangs_loses_its_lease_and_one_that_lives_keeps_it(qmq_cluster: TestCluster) -> None:
+async def test_a_consumer_that_hangs_loses_its_lease_and_one_that_lives_keeps_it(
+    qmq_cluster: TestCluster,
+) -> None:
     mq, clock = qmq_cluster.client(), qmq_cluster.clock
     await mq.send_many("work", [b"a", b"b"])
     living = mq.consumer("work", group="g", name="living", ack="explicit", prefetch=1)
-    hanging = qmq_cluster.client(at="elsewhere").consumer("work", group="g", name="hanging", ack="explicit", prefetch=1)
+    hanging = qmq_cluster.client(at="elsewhere").consumer(
+        "work", group="g", name="hanging", ack="explicit", prefetch=1
+    )
     (held,) = await living.pull(1, SOON)
     (lost,) = await hanging.pull(1, SOON)
     async with qmq_cluster.partition("elsewhere"):
@@ -130,10 +152,16 @@ async def test_a_consumer_that_hangs_loses_its_lease_and_one_that_lives_keeps_it
         await lost.ack_sync()
 
 
-async def test_an_ordered_consumer_that_hangs_leaves_its_lanes_to_others(qmq_cluster: TestCluster) -> None:
+async def test_an_ordered_consumer_that_hangs_leaves_its_lanes_to_others(
+    qmq_cluster: TestCluster,
+) -> None:
     mq, clock = qmq_cluster.client(), qmq_cluster.clock
-    await mq.metadata.create_subject(qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16), partitions=2)
-    hanging = qmq_cluster.client(at="elsewhere").ordered_consumer("orders", group="g", name="hanging")
+    await mq.metadata.create_subject(
+        qmq.SubjectConfig("orders", order=qmq.Order.STRICT, logical_partitions=16), partitions=2
+    )
+    hanging = qmq_cluster.client(at="elsewhere").ordered_consumer(
+        "orders", group="g", name="hanging"
+    )
     await mq.send("orders", b"1", key="k")
     assert (await anext(aiter(hanging))).body == b"1"
     async with qmq_cluster.partition("elsewhere"):
@@ -141,7 +169,9 @@ async def test_an_ordered_consumer_that_hangs_leaves_its_lanes_to_others(qmq_clu
         other = mq.ordered_consumer("orders", group="g", name="other")
         assert (await anext(aiter(other))).body == b"1"
         await clock.advance(days=1)
-        await mq.send("orders", b"2", key="k")  # the master's lease, and with it its right to take this, was kept
+        await mq.send(
+            "orders", b"2", key="k"
+        )  # the master's lease, and with it its right to take this, was kept
 
 
 async def test_time_passes_for_every_sleeper_of_the_loop(qmq_cluster: TestCluster) -> None:
@@ -158,7 +188,9 @@ async def _late(what: Awaitable[Any]) -> None:
         await what
 
 
-async def test_a_subject_that_forgets_does_so_by_the_time_that_is_moved(qmq_cluster: TestCluster) -> None:
+async def test_a_subject_that_forgets_does_so_by_the_time_that_is_moved(
+    qmq_cluster: TestCluster,
+) -> None:
     mq = qmq_cluster.client()
     (before, after) = (await mq.send("s", b"1")).append_time_ms, qmq_cluster.clock
     await after.advance(hours=3)
@@ -186,5 +218,8 @@ def test_a_loop_whose_time_cannot_be_moved_is_refused() -> None:
         async with TestCluster(clock=virtual()):
             pass
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.raises(InvalidArgument, match="uvloop"):
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        pytest.raises(InvalidArgument, match="uvloop"),
+    ):
         runner.run(begin())

@@ -60,7 +60,9 @@ def s3_server(folder: Path, port: str = "") -> Iterator[str]:
     command = [str(needs.find_s3_server()), "--port", address, "--health", "/health", "--quiet"]
     where = ["posix", "--sidecar", str(folder / "sidecar"), str(folder / "data")]
     environment = {**os.environ, "ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
-    with subprocess.Popen([*command, *where], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [*command, *where], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             while not _answers(f"http://{address}/health"):
                 assert process.poll() is None, "the S3 server ended"
@@ -92,7 +94,11 @@ def faulty(address: str, fault_of: Callable[[str, int], Fault]) -> Iterator[str]
             size = int(self.headers.get("Content-Length") or 0)
             if fault.isdigit():
                 self.rfile.read(size)
-                self._answer(int(fault), [], b"" if self.command == "HEAD" else b"<Error><Code>SlowDown</Code></Error>")
+                self._answer(
+                    int(fault),
+                    [],
+                    b"" if self.command == "HEAD" else b"<Error><Code>SlowDown</Code></Error>",
+                )
                 return
             body = self.rfile.read(size // 2 if fault == "cut" else size)
             if fault == "cut":
@@ -124,7 +130,11 @@ def faulty(address: str, fault_of: Callable[[str, int], Fault]) -> Iterator[str]
 
         def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
             self.send_response_only(status)
-            kept = [each for each in headers if each[0].lower() not in ("content-length", "transfer-encoding", "connection")]
+            kept = [
+                each
+                for each in headers
+                if each[0].lower() not in ("content-length", "transfer-encoding", "connection")
+            ]
             for name, value in [*kept, ("Content-Length", str(len(body)))]:
                 self.send_header(name, value)
             self.end_headers()
@@ -147,7 +157,9 @@ def faulty(address: str, fault_of: Callable[[str, int], Fault]) -> Iterator[str]
 
 pytestmark = needs.s3_server
 
-PACE = CopierPace(idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02, chunk_bytes=CHUNK_BYTES)
+PACE = CopierPace(
+    idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02, chunk_bytes=CHUNK_BYTES
+)
 NAMES = ObjectNames("g")
 FAULTS = ("503", "500", "429", "lost", "cut", "stall")
 
@@ -169,16 +181,29 @@ def copier_of(store: Store, objects: Objects, *, is_master: bool = True) -> Segm
     def fail(cause: BaseException) -> None:
         raise cause
 
-    return SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, lambda: "owner", pace=PACE, indexes=True)
+    return SegmentCopier(
+        lambda: store,
+        lambda: is_master,
+        objects,
+        "g",
+        fail,
+        lambda: "owner",
+        pace=PACE,
+        indexes=True,
+    )
 
 
 def objects_in(folder: Path) -> dict[str, bytes]:
     root = folder / "s3" / "data" / BUCKET / "prefix"
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.sampled
-async def test_a_log_is_copied_read_and_deleted_through_every_fault(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_is_copied_read_and_deleted_through_every_fault(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random, counts = Random(1), dict.fromkeys(FAULTS, 0)
 
     def fault_of(_method: str, _number: int) -> str:
@@ -190,7 +215,9 @@ async def test_a_log_is_copied_read_and_deleted_through_every_fault(tmp_path: Pa
     with faulty(server, fault_of) as address, log_at(tmp_path / "log") as store:
         objects, log = connected(address, monkeypatch), store.messages
         segments = sealed_segments(store)
-        files = {each.base: (log.folder / segment_name(each.base)).read_bytes() for each in segments}
+        files = {
+            each.base: (log.folder / segment_name(each.base)).read_bytes() for each in segments
+        }
         copier = copier_of(store, objects)
         copier.start()
         await eventually(lambda: all(log.has_index(each.base) for each in segments), within_s=100)
@@ -205,13 +232,17 @@ async def test_a_log_is_copied_read_and_deleted_through_every_fault(tmp_path: Pa
             got = b""
             while len(got) < each.size:
                 try:
-                    got += await through_cold_reads(reads.read, index, len(got), min(7_000, each.size - len(got)))
+                    got += await through_cold_reads(
+                        reads.read, index, len(got), min(7_000, each.size - len(got))
+                    )
                 except Overloaded:
                     continue
             assert got == files[each.base]
         reads.close()
         log.drop_files_before(log.bases[-1])
-        await eventually(lambda: not copier.catalog.stored and not copier.catalog.noted, within_s=100)
+        await eventually(
+            lambda: not copier.catalog.stored and not copier.catalog.noted, within_s=100
+        )
         await copier.stop()
         assert objects_in(tmp_path) == {NAMES.owner: b"owner"}
     assert all(counts.values()), counts
@@ -219,7 +250,9 @@ async def test_a_log_is_copied_read_and_deleted_through_every_fault(tmp_path: Pa
 
 def stored(folder: Path, segment: SealedSegment) -> bytes:
     found = objects_in(folder)
-    return b"".join([found[NAMES.chunk(segment, number)] for number in range(segment.chunk_count(CHUNK_BYTES))])
+    return b"".join(
+        [found[NAMES.chunk(segment, number)] for number in range(segment.chunk_count(CHUNK_BYTES))]
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -243,7 +276,9 @@ def test_replaced_masters_that_upload_one_segment_leave_it_once_and_whole(
 
         def copy(store: Store, address: str) -> int:
             objects = connected(address, monkeypatch, request_s=20)
-            return SegmentCopying(objects, NAMES, store.disk, store.messages.folder, lambda: True, CHUNK_BYTES).copy(segment, set())
+            return SegmentCopying(
+                objects, NAMES, store.disk, store.messages.folder, lambda: True, CHUNK_BYTES
+            ).copy(segment, set())
 
         others: list[int] = []
 
@@ -256,10 +291,15 @@ def test_replaced_masters_that_upload_one_segment_leave_it_once_and_whole(
             own = copy(first, address)
         assert 0 < own < segment.size
         assert own + others[0] == segment.size
-        assert stored(tmp_path, segment) == (first.messages.folder / segment_name(segment.base)).read_bytes()
+        assert (
+            stored(tmp_path, segment)
+            == (first.messages.folder / segment_name(segment.base)).read_bytes()
+        )
 
 
-async def test_a_server_that_is_killed_and_comes_back_gets_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_is_killed_and_comes_back_gets_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with log_at(tmp_path / "log") as store:
         with s3_server(tmp_path / "first") as address:
             objects = connected(address, monkeypatch)

@@ -5,13 +5,25 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.tiering.stored_segment import CatalogStep, LogBounds, SealedSegment, SegmentCatalog, Task, decode_catalog
+from qmq.tiering.stored_segment import (
+    CatalogStep,
+    LogBounds,
+    SealedSegment,
+    SegmentCatalog,
+    Task,
+    decode_catalog,
+)
 
 SEGMENTS = [SealedSegment(base, 10) for base in range(0, 100, 10)]
 
 
 def step(
-    catalog: SegmentCatalog, start: int = 0, committed: int = 100, *, is_master: bool = True, waiting: tuple[int, ...] = ()
+    catalog: SegmentCatalog,
+    start: int = 0,
+    committed: int = 100,
+    *,
+    is_master: bool = True,
+    waiting: tuple[int, ...] = (),
 ) -> CatalogStep | None:
     return catalog.next_step(LogBounds(start, committed), is_master=is_master, waiting=waiting)
 
@@ -36,7 +48,9 @@ def test_a_slave_only_looks() -> None:
 
 def test_what_retention_ended_is_deleted_whole_copy_or_half() -> None:
     catalog = SegmentCatalog(stored=SEGMENTS[:1], noted=SEGMENTS[1:3])
-    assert step(catalog, start=9) == CatalogStep(Task.COPY, SEGMENTS[1]), "the segment still has a message"
+    assert step(catalog, start=9) == CatalogStep(Task.COPY, SEGMENTS[1]), (
+        "the segment still has a message"
+    )
     assert step(catalog, start=20) == CatalogStep(Task.DELETE, SEGMENTS[0])
     catalog.now_gone(SEGMENTS[0])
     assert step(catalog, start=20) == CatalogStep(Task.DELETE, SEGMENTS[1])
@@ -48,15 +62,25 @@ def test_a_stored_segment_gets_its_index_and_one_without_a_file_is_not_copied_ag
     catalog = SegmentCatalog(stored=SEGMENTS[:2], noted=SEGMENTS[2:4])
     log = LogBounds(0, 100, unindexed={10, 20, 30})
     assert catalog.next_step(log, is_master=False) == CatalogStep(Task.INDEX, SEGMENTS[1])
-    assert catalog.next_step(log, is_master=True, waiting=(10,)) == CatalogStep(Task.COPY, SEGMENTS[2])
-    assert catalog.next_step(LogBounds(20, 100, unindexed={10}), is_master=True, waiting=(0, 10)) == CatalogStep(Task.COPY, SEGMENTS[2])
+    assert catalog.next_step(log, is_master=True, waiting=(10,)) == CatalogStep(
+        Task.COPY, SEGMENTS[2]
+    )
+    assert catalog.next_step(
+        LogBounds(20, 100, unindexed={10}), is_master=True, waiting=(0, 10)
+    ) == CatalogStep(Task.COPY, SEGMENTS[2])
     lost = SegmentCatalog(noted=SEGMENTS[:3])
-    assert lost.next_step(LogBounds(0, 100, local_start=20), is_master=True) == CatalogStep(Task.LOOK, SEGMENTS[0])
-    assert lost.next_step(LogBounds(0, 100, local_start=20), is_master=True, waiting=(0, 10)) == CatalogStep(Task.COPY, SEGMENTS[2])
+    assert lost.next_step(LogBounds(0, 100, local_start=20), is_master=True) == CatalogStep(
+        Task.LOOK, SEGMENTS[0]
+    )
+    assert lost.next_step(
+        LogBounds(0, 100, local_start=20), is_master=True, waiting=(0, 10)
+    ) == CatalogStep(Task.COPY, SEGMENTS[2])
 
 
 @given(st.sets(st.sampled_from(SEGMENTS)), st.sets(st.sampled_from(SEGMENTS)))
-def test_a_catalog_is_read_as_it_was_saved_and_a_changed_byte_is_noticed(stored: set[SealedSegment], noted: set[SealedSegment]) -> None:
+def test_a_catalog_is_read_as_it_was_saved_and_a_changed_byte_is_noticed(
+    stored: set[SealedSegment], noted: set[SealedSegment]
+) -> None:
     data = SegmentCatalog(stored, noted - stored).encode()
     again = decode_catalog(data)
     assert again is not None

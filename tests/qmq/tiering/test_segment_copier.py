@@ -22,7 +22,9 @@ from qmq.tiering.segment_copier import CATALOG_FILE, CopierPace, SegmentCopier, 
 from qmq.tiering.stored_reads import StoredReads
 from qmq.tiering.stored_segment import ObjectNames
 
-PACE = CopierPace(idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02, chunk_bytes=CHUNK_BYTES)
+PACE = CopierPace(
+    idle_s=0.005, away_s=0.005, away_s_max=0.01, later_s=0.02, chunk_bytes=CHUNK_BYTES
+)
 NAMES = ObjectNames("g")
 
 
@@ -32,9 +34,23 @@ def fail(cause: BaseException) -> None:
 
 @asynccontextmanager
 async def running(
-    store: Store, objects: Objects, *, is_master: bool = True, indexes: bool = False, owner: str = "original"
+    store: Store,
+    objects: Objects,
+    *,
+    is_master: bool = True,
+    indexes: bool = False,
+    owner: str = "original",
 ) -> AsyncIterator[SegmentCopier]:
-    found = SegmentCopier(lambda: store, lambda: is_master, objects, "g", fail, lambda: owner, pace=PACE, indexes=indexes)
+    found = SegmentCopier(
+        lambda: store,
+        lambda: is_master,
+        objects,
+        "g",
+        fail,
+        lambda: owner,
+        pace=PACE,
+        indexes=indexes,
+    )
     found.start()
     try:
         yield found
@@ -56,7 +72,9 @@ async def test_sealed_segments_are_stored_and_the_one_being_written_is_not(tmp_p
 
 
 @pytest.mark.parametrize("has_catalog", [False, True])
-async def test_a_restored_group_with_the_same_prefix_deletes_no_object_of_the_original(tmp_path: Path, has_catalog: bool) -> None:
+async def test_a_restored_group_with_the_same_prefix_deletes_no_object_of_the_original(
+    tmp_path: Path, has_catalog: bool
+) -> None:
     """Its log has the same bytes at the same positions, and its retention ends them earlier. `has_catalog`: the folder was copied."""
     objects = in_memory()
     with log_at(tmp_path / "1") as original, log_at(tmp_path / "2") as restored:
@@ -65,7 +83,10 @@ async def test_a_restored_group_with_the_same_prefix_deletes_no_object_of_the_or
             await eventually(lambda: copier.catalog.stored == stored)
         if has_catalog:
             shutil.copy(original.folder / CATALOG_FILE, restored.folder / CATALOG_FILE)
-        async with running(restored, objects, owner="restored") as other, running(restored, objects, owner="restored", is_master=False):
+        async with (
+            running(restored, objects, owner="restored") as other,
+            running(restored, objects, owner="restored", is_master=False),
+        ):
             restored.messages.drop_files_before(restored.messages.bases[-1])
             grow(restored, 4)
             await eventually(lambda: other.counters.failures["conflict"] > 3)
@@ -111,11 +132,17 @@ async def test_what_retention_ends_leaves_the_store_with_half_copies(tmp_path: P
         objects = FaultyObjects(inner, lambda _: random.random() < 0.2)
         async with running(store, objects) as copier:
             await eventually(lambda: not copier.catalog.stored and not copier.catalog.noted)
-        names = [NAMES.chunk(each, number) for each in segments for number in range(each.chunk_count(CHUNK_BYTES))]
+        names = [
+            NAMES.chunk(each, number)
+            for each in segments
+            for number in range(each.chunk_count(CHUNK_BYTES))
+        ]
         assert [name for name in names if inner.get(name) is not None] == []
 
 
-async def test_a_slave_writes_nothing_and_knows_what_its_master_stored_and_deleted(tmp_path: Path) -> None:
+async def test_a_slave_writes_nothing_and_knows_what_its_master_stored_and_deleted(
+    tmp_path: Path,
+) -> None:
     inner = in_memory()
     seen = FaultyObjects(inner)
     with log_at(tmp_path / "1") as store, log_at(tmp_path / "2") as other:
@@ -123,18 +150,27 @@ async def test_a_slave_writes_nothing_and_knows_what_its_master_stored_and_delet
             await eventually(lambda: slave.catalog.stored == sealed_segments(store))
             for each in (other, store):
                 each.messages.drop_files_before(each.messages.bases[2])
-            await eventually(lambda: slave.catalog.stored == master.catalog.stored == sealed_segments(store))
+            await eventually(
+                lambda: slave.catalog.stored == master.catalog.stored == sealed_segments(store)
+            )
     assert {method for method, _ in seen.names} == {"get"}
 
 
 @pytest.mark.parametrize("is_master", [True, False])
-async def test_a_file_that_is_not_needed_is_deleted_and_its_objects_when_retention_ends_it(tmp_path: Path, is_master: bool) -> None:
+async def test_a_file_that_is_not_needed_is_deleted_and_its_objects_when_retention_ends_it(
+    tmp_path: Path, is_master: bool
+) -> None:
     objects = in_memory()
     with log_at(tmp_path / "1") as first, log_at(tmp_path / "2") as second:
         store = first if is_master else second
         log, segments = store.messages, sealed_segments(store)
-        bytes_of = {each.base: (log.folder / segment_name(each.base)).read_bytes() for each in segments}
-        async with running(first, objects, indexes=is_master) as master, running(second, objects, is_master=False, indexes=not is_master):
+        bytes_of = {
+            each.base: (log.folder / segment_name(each.base)).read_bytes() for each in segments
+        }
+        async with (
+            running(first, objects, indexes=is_master) as master,
+            running(second, objects, is_master=False, indexes=not is_master),
+        ):
             await eventually(lambda: all(log.has_index(each.base) for each in segments))
             for path in log.release_before(log.end):
                 path.unlink()
@@ -162,7 +198,10 @@ async def test_a_file_that_changed_after_it_was_copied_gets_no_index(tmp_path: P
         path.write_bytes(whole[:5000] + b"?" + whole[5001:])
         async with running(store, objects, indexes=True) as copier:
             await eventually(
-                lambda: all(store.messages.has_index(each.base) for each in others) and copier.counters.failures["damaged"] > 0
+                lambda: (
+                    all(store.messages.has_index(each.base) for each in others)
+                    and copier.counters.failures["damaged"] > 0
+                )
             )
             assert not store.messages.has_index(first.base)
             path.write_bytes(whole)
@@ -177,6 +216,8 @@ async def test_a_damaged_segment_waits_for_its_repair_and_holds_up_no_other(tmp_
         whole = path.read_bytes()
         path.write_bytes(whole[:5000] + b"?" + whole[5001:])
         async with running(store, objects) as copier:
-            await eventually(lambda: copier.catalog.stored == others and copier.counters.failures["damaged"] > 0)
+            await eventually(
+                lambda: copier.catalog.stored == others and copier.counters.failures["damaged"] > 0
+            )
             path.write_bytes(whole)
             await eventually(lambda: copier.catalog.stored == sealed_segments(store))

@@ -30,7 +30,9 @@ NAMES = ObjectNames("g")
 def copied(store: Store, count: int = 100) -> Objects:
     """An object store with the first sealed segments."""
     objects = in_memory()
-    copying = SegmentCopying(objects, NAMES, store.disk, store.messages.folder, lambda: True, CHUNK_BYTES)
+    copying = SegmentCopying(
+        objects, NAMES, store.disk, store.messages.folder, lambda: True, CHUNK_BYTES
+    )
     for segment in sealed_segments(store)[:count]:
         copying.copy(segment, set())
     return objects
@@ -68,17 +70,23 @@ def test_the_messages_before_the_tail_are_there_without_a_file(tmp_path: Path) -
         with begun(tmp_path / "2", master, objects) as store:
             end = master.messages.bases[-1]
             assert store.messages.bases == master.messages.bases
-            assert (store.messages.start, store.messages.local_start, store.messages.end) == (0, end, end)
-            assert [path.name for path in store.messages.folder.glob("*.log")] == [f"{end:020d}.log"]
+            assert (store.messages.start, store.messages.local_start, store.messages.end) == (
+                0,
+                end,
+                end,
+            )
+            assert [path.name for path in store.messages.folder.glob("*.log")] == [
+                f"{end:020d}.log"
+            ]
             ours, theirs = store.open_queue("s", 0), master.open_queue("s", 0)
             before = [entry for _, entry in theirs.index.scan(0) if entry.position < end]
             assert [entry for _, entry in ours.index.scan(0)] == before
             assert (ours.start_sequence, ours.next_sequence) == (0, before[-1].next_sequence)
             assert ours.index.tail_bytes == 0, "memory must not grow with the log"
             for entry in before:
-                assert store.messages.read_waiting(entry.position, entry.total_bytes) == master.messages.read(
+                assert store.messages.read_waiting(
                     entry.position, entry.total_bytes
-                )
+                ) == master.messages.read(entry.position, entry.total_bytes)
 
 
 def test_it_begins_where_retention_lets_the_masters_log_begin(tmp_path: Path) -> None:
@@ -88,7 +96,11 @@ def test_it_begins_where_retention_lets_the_masters_log_begin(tmp_path: Path) ->
         with begun(tmp_path / "2", master, objects, base) as store:
             assert store.messages.start == base
             queue = store.open_queue("s", 0)
-            kept = [entry for _, entry in master.open_queue("s", 0).index.scan(0) if base <= entry.position < store.messages.end]
+            kept = [
+                entry
+                for _, entry in master.open_queue("s", 0).index.scan(0)
+                if base <= entry.position < store.messages.end
+            ]
             assert [entry for _, entry in queue.index.scan(queue.index.first)] == kept
             assert queue.start_sequence == kept[0].base_sequence
 
@@ -114,16 +126,23 @@ def test_the_tail_follows_and_the_log_opens_again_with_everything(tmp_path: Path
                 position = entries[-1].end
             data = b"".join([each.head + each.region for each in entries])
             runs = [WriteRun(0, end, end, len(data), follower.split_entries(data))]
-            follower.take(store, runs, follower.check_stretch(runs, store.index, entries[-1].envelope.index))
+            follower.take(
+                store, runs, follower.check_stretch(runs, store.index, entries[-1].envelope.index)
+            )
             store.commit(store.index)
             assert store.index == master.index
             assert store.epochs == [(1, 1)]
-            assert store.tail.read((0, 0), 0, 1 << 20) is None, "a slave without the stored part is served from the files"
+            assert store.tail.read((0, 0), 0, 1 << 20) is None, (
+                "a slave without the stored part is served from the files"
+            )
         stored = StoredReads(objects, "g", tmp_path / "cache", 1 << 20)
         again = open_store(tmp_path / "2", CONFIG, ManualClock(), is_replicated=True, stored=stored)
         try:
             assert again.index == master.index
-            assert again.open_queue("s", 0).to_snapshot()[2:5] == master.open_queue("s", 0).to_snapshot()[2:5]
+            assert (
+                again.open_queue("s", 0).to_snapshot()[2:5]
+                == master.open_queue("s", 0).to_snapshot()[2:5]
+            )
         finally:
             again.close()
             stored.close()
@@ -140,12 +159,17 @@ def test_requests_that_fail_a_few_times_do_not_matter(tmp_path: Path) -> None:
 def test_a_store_that_stays_away_is_given_up(tmp_path: Path, answered: int) -> None:
     with log_at(tmp_path / "1") as master:
         objects = FaultyObjects(copied(master), lambda call: call > answered)
-        with pytest.raises(CannotTake, match="does not answer"), begun(tmp_path / "2", master, objects):
+        with (
+            pytest.raises(CannotTake, match="does not answer"),
+            begun(tmp_path / "2", master, objects),
+        ):
             pass
 
 
 @pytest.mark.parametrize("damage", [b"", b"QMG1", b"half"])
-def test_the_stored_part_ends_before_a_manifest_that_cannot_be_read(tmp_path: Path, damage: bytes) -> None:
+def test_the_stored_part_ends_before_a_manifest_that_cannot_be_read(
+    tmp_path: Path, damage: bytes
+) -> None:
     with log_at(tmp_path / "1") as master:
         objects, second = copied(master), sealed_segments(master)[1]
         whole = objects.get(NAMES.manifest(second))
@@ -164,7 +188,10 @@ def test_a_chunk_that_is_gone_or_changed_is_refused(tmp_path: Path, changed: byt
         objects.delete(name)
         if changed is not None:
             objects.create(name, changed)
-        with pytest.raises(CannotTake, match=r"does not have|other bytes"), begun(tmp_path / "2", master, objects):
+        with (
+            pytest.raises(CannotTake, match=r"does not have|other bytes"),
+            begun(tmp_path / "2", master, objects),
+        ):
             pass
 
 
@@ -190,7 +217,9 @@ def test_segments_of_another_log_are_refused(tmp_path: Path) -> None:
 
 async def test_a_process_that_ends_does_not_wait_for_the_store(tmp_path: Path) -> None:
     with log_at(tmp_path / "1") as master:
-        reads = StoredBeginnings(FaultyObjects(copied(master), lambda _: True), "g", pauses_s=(3600,))
+        reads = StoredBeginnings(
+            FaultyObjects(copied(master), lambda _: True), "g", pauses_s=(3600,)
+        )
         finding = asyncio.create_task(asyncio.to_thread(reads.find, 0))
         await asyncio.sleep(0)
         reads.stop()
@@ -199,7 +228,9 @@ async def test_a_process_that_ends_does_not_wait_for_the_store(tmp_path: Path) -
 
 
 @given(st.lists(st.integers(1, 5), max_size=8), st.integers(0, 10))
-def test_segments_follow_each_other_up_to_the_first_that_is_missing(sizes: list[int], missing: int) -> None:
+def test_segments_follow_each_other_up_to_the_first_that_is_missing(
+    sizes: list[int], missing: int
+) -> None:
     found, base = {}, 0
     for number, size in enumerate(sizes):
         if number != missing:
@@ -210,7 +241,9 @@ def test_segments_follow_each_other_up_to_the_first_that_is_missing(sizes: list[
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=30), st.data())
-def test_epochs_are_the_same_however_the_two_logs_entries_arrive(lengths: list[int], data: st.DataObject) -> None:
+def test_epochs_are_the_same_however_the_two_logs_entries_arrive(
+    lengths: list[int], data: st.DataObject
+) -> None:
     """The message log's entries are known first, and those of the action log come later."""
     epochs = [epoch for epoch, length in enumerate(lengths, 1) for _ in range(length)]
     whole: list[tuple[int, int]] = []

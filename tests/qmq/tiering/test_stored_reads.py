@@ -47,7 +47,9 @@ def filled(index: SegmentIndex = INDEX) -> Objects:
 
 
 @asynccontextmanager
-async def reads(objects: Objects, folder: Path, cache_bytes: int = 100_000) -> AsyncIterator[StoredReads]:
+async def reads(
+    objects: Objects, folder: Path, cache_bytes: int = 100_000
+) -> AsyncIterator[StoredReads]:
     found = StoredReads(objects, "g", folder / "cache", cache_bytes)
     try:
         yield found
@@ -65,11 +67,15 @@ async def test_any_range_is_read_and_a_missing_one_is_an_error_at_once(tmp_path:
             size = min(size, len(DATA) - at)
             assert await through_cold_reads(stored.read, INDEX, at, size) == DATA[at : at + size]
             assert stored.read(INDEX, at, size) == DATA[at : at + size], "now it is here"
-        assert stored.counters.fetched_bytes == stored.cached_bytes == len(DATA), "each chunk was fetched once"
+        assert stored.counters.fetched_bytes == stored.cached_bytes == len(DATA), (
+            "each chunk was fetched once"
+        )
         assert not list((tmp_path / "cache").iterdir()), "files of the cache have no names"
 
 
-async def test_the_cache_keeps_to_its_bytes_and_everything_can_still_be_read(tmp_path: Path) -> None:
+async def test_the_cache_keeps_to_its_bytes_and_everything_can_still_be_read(
+    tmp_path: Path,
+) -> None:
     async with reads(filled(), tmp_path, cache_bytes=3 * CHUNK) as stored:
         for at in [*range(0, len(DATA), 100), *range(0, len(DATA), 700)]:
             assert await through_cold_reads(stored.read, INDEX, at, 50) == DATA[at : at + 50]
@@ -77,14 +83,19 @@ async def test_the_cache_keeps_to_its_bytes_and_everything_can_still_be_read(tmp
         assert stored.counters.fetched_bytes > len(DATA)
 
 
-async def test_many_readers_at_different_places_all_come_to_their_end_in_a_small_cache(tmp_path: Path) -> None:
+async def test_many_readers_at_different_places_all_come_to_their_end_in_a_small_cache(
+    tmp_path: Path,
+) -> None:
     async def whole(stored: StoredReads, begin: int) -> bytes:
         places = [(begin + step) % 95 for step in range(95)]
         found = {at: await through_cold_reads(stored.read, FINE, at * 100, 100) for at in places}
         return b"".join([found[at] for at in range(95)])
 
     async with reads(filled(FINE), tmp_path, cache_bytes=16 * FINE.chunk_bytes) as stored:
-        assert await asyncio.gather(*[whole(stored, begin) for begin in range(0, 95, 12)]) == [DATA] * 8
+        assert (
+            await asyncio.gather(*[whole(stored, begin) for begin in range(0, 95, 12)])
+            == [DATA] * 8
+        )
 
 
 async def test_a_store_that_is_away_fails_the_read_and_a_later_one_succeeds(tmp_path: Path) -> None:
@@ -108,24 +119,32 @@ async def test_bytes_that_are_not_the_logs_are_never_given_out(tmp_path: Path, f
         objects.create(name, right[:-1] + (bytes([right[-1] ^ 1]) if fault == "changed" else b""))
     async with reads(objects, tmp_path) as stored:
         with pytest.raises(
-            ObjectDamaged, match=f"{name} {'is not there' if fault == 'gone' else 'has other bytes'}.*put it back"
+            ObjectDamaged,
+            match=f"{name} {'is not there' if fault == 'gone' else 'has other bytes'}.*put it back",
         ) as failure:
             await through_cold_reads(stored.read, INDEX, 4 * CHUNK, 10)
         assert failure.value.end == SEGMENT.base + 5 * CHUNK
         assert stored.damaged() == [(SEGMENT.base, name)]
         with pytest.raises(ObjectDamaged):
             stored.read_waiting(INDEX, 4 * CHUNK, 10)
-        assert await through_cold_reads(stored.read, INDEX, 5 * CHUNK, 10) == DATA[5 * CHUNK : 5 * CHUNK + 10]
+        assert (
+            await through_cold_reads(stored.read, INDEX, 5 * CHUNK, 10)
+            == DATA[5 * CHUNK : 5 * CHUNK + 10]
+        )
 
 
-async def test_a_store_without_anything_of_the_group_is_away_and_not_damaged(tmp_path: Path) -> None:
+async def test_a_store_without_anything_of_the_group_is_away_and_not_damaged(
+    tmp_path: Path,
+) -> None:
     async with reads(in_memory(), tmp_path) as stored:
         with pytest.raises(Overloaded, match="is its folder mounted"):
             await through_cold_reads(stored.read, INDEX, 0, 10)
         assert stored.damaged() == []
 
 
-async def test_a_damaged_object_is_asked_for_seldom_and_read_when_it_was_put_back(tmp_path: Path) -> None:
+async def test_a_damaged_object_is_asked_for_seldom_and_read_when_it_was_put_back(
+    tmp_path: Path,
+) -> None:
     objects, name = FaultyObjects(filled()), NAMES.chunk(SEGMENT, 9)
     time, right = loop_time_of(asyncio.get_running_loop()), objects.get(name)
     assert right is not None

@@ -49,7 +49,23 @@ INTS: Final = (
 )
 LONGS: Final = tuple(each for each in INTS if -(1 << 63) <= each < 1 << 63)
 WORDS: Final = tuple(each for each in INTS if 0 <= each < 1 << 32)
-TEXTS: Final = ("s", "o", "g", "c", "%dlq%g", "%dlq%x", "", "a" * 127, "g%c", "earliest", "latest", "resume", "0-512", "\ud800", "x\x00")
+TEXTS: Final = (
+    "s",
+    "o",
+    "g",
+    "c",
+    "%dlq%g",
+    "%dlq%x",
+    "",
+    "a" * 127,
+    "g%c",
+    "earliest",
+    "latest",
+    "resume",
+    "0-512",
+    "\ud800",
+    "x\x00",
+)
 LISTS: Final = (["t"], ["0-512"], ["0-1", "5-2"], [""], ["\ud800"], [], [7], [["t"]])
 GOOD: Final[dict[str, Any]] = {
     "subject": "s",
@@ -91,9 +107,16 @@ class Frames:
 
     def next(self) -> bytes:
         choose = self._random.choice
-        kind, payload = choose((self._json, self._binary, self._binary, self._produce, self._produce))()
+        kind, payload = choose(
+            (self._json, self._binary, self._binary, self._produce, self._produce)
+        )()
         self._next_id += 1
-        return HEADER.pack(frames.HEADER_BYTES + len(payload), kind, 0, 0, self._next_id, choose((0, 10))) + payload
+        return (
+            HEADER.pack(
+                frames.HEADER_BYTES + len(payload), kind, 0, 0, self._next_id, choose((0, 10))
+            )
+            + payload
+        )
 
     def _json(self) -> tuple[FrameKind, bytes]:
         choose, kind = self._random.choice, self._random.choice(list(JSON))
@@ -101,19 +124,27 @@ class Frames:
         found |= {"subject": choose(("s", "s", "o", "%dlq%g")), "partition": choose((0, 0, 1, 2))}
         for name, value in list(found.items()):
             if self._random.random() < 0.2:
-                found[name] = choose(INTS if isinstance(value, int) else TEXTS if isinstance(value, str) else LISTS)
+                found[name] = choose(
+                    INTS if isinstance(value, int) else TEXTS if isinstance(value, str) else LISTS
+                )
         return kind, json.dumps(found).encode()
 
     def _session(self) -> int:
-        return int(self._random.choice((1, 1, 1, 2, 3, 1 << 31, (1 << 31) + 1, self._random.choice(WORDS))))
+        return int(
+            self._random.choice((1, 1, 1, 2, 3, 1 << 31, (1 << 31) + 1, self._random.choice(WORDS)))
+        )
 
     def _span(self) -> tuple[int, int]:
         first = self._random.choice((0, 1, 2, self._random.choice(LONGS)))
-        return first, self._random.choice((first, first + (first < 1 << 62), self._random.choice(LONGS)))
+        return first, self._random.choice(
+            (first, first + (first < 1 << 62), self._random.choice(LONGS))
+        )
 
     def _settlements(self) -> bytes:
         choose, count = self._random.choice, self._random.randint(0, 4)
-        return b"".join([_SETTLEMENT.pack(*self._span(), choose(range(5)), choose(WORDS)) for _ in range(count)])
+        return b"".join(
+            [_SETTLEMENT.pack(*self._span(), choose(range(5)), choose(WORDS)) for _ in range(count)]
+        )
 
     def _binary(self) -> tuple[FrameKind, bytes]:
         choose, session = self._random.choice, self._session()
@@ -129,16 +160,28 @@ class Frames:
             )
         )
         if kind is FrameKind.PULL:
-            return kind, wire.pack_pull(wire.Pull(session, choose(WORDS), choose(WORDS), choose((0, 10)), choose((-1, 0, 40))))
+            return kind, wire.pack_pull(
+                wire.Pull(
+                    session, choose(WORDS), choose(WORDS), choose((0, 10)), choose((-1, 0, 40))
+                )
+            )
         if kind is FrameKind.BEGUN:
             return kind, _BEGUN.pack(session, *self._span())
         if kind is FrameKind.LANE_PULL:
-            return kind, wire.pack_lane_pull(wire.LanePull(session, choose((1, 2, 3)), choose(LONGS), choose(WORDS), choose(WORDS), 0))
+            return kind, wire.pack_lane_pull(
+                wire.LanePull(
+                    session, choose((1, 2, 3)), choose(LONGS), choose(WORDS), choose(WORDS), 0
+                )
+            )
         settlements = self._settlements()
         if kind is FrameKind.SETTLE:
-            return kind, _SETTLE.pack(session, len(settlements) // _SETTLEMENT.size) + settlements + choose((b"", b"", b"\0\0\0\0\4\0boom"))
+            return kind, _SETTLE.pack(
+                session, len(settlements) // _SETTLEMENT.size
+            ) + settlements + choose((b"", b"", b"\0\0\0\0\4\0boom"))
         if kind is FrameKind.LANE_SETTLE:
-            return kind, _LANE_SETTLE.pack(session, len(settlements) // _SETTLEMENT.size, choose((1, 2, 3))) + settlements
+            return kind, _LANE_SETTLE.pack(
+                session, len(settlements) // _SETTLEMENT.size, choose((1, 2, 3))
+            ) + settlements
         if kind is FrameKind.DETACH:
             return kind, wire.pack_detach(session, choose((-1, 0, 5, choose(LONGS))))
         return kind, wire.pack_session(session)
@@ -158,7 +201,10 @@ class Frames:
         if chance() < 0.2:
             columns.due_times_ms = [choose((0, -1, (1 << 63) - 1))] * count
         if subject == "o" or chance() < 0.1:
-            columns.keys, columns.logical_partitions = [b"k"] * count, [choose((0, 5, 63, 65_535))] * count
+            columns.keys, columns.logical_partitions = (
+                [b"k"] * count,
+                [choose((0, 5, 63, 65_535))] * count,
+            )
         _, region = encode(
             subject.encode(),
             columns,
@@ -174,7 +220,9 @@ class Frames:
                 at = self._random.randrange(len(damaged) if chance() < 0.5 else REGION_BYTES)
                 damaged[at] = choose((0, 1, 255, 128, damaged[at] ^ 1))
         sent = bytes(damaged)
-        return choose((FrameKind.PRODUCE, FrameKind.PRODUCE, FrameKind.PRODUCE_FAST)), sent_envelope(sent) + sent
+        return choose(
+            (FrameKind.PRODUCE, FrameKind.PRODUCE, FrameKind.PRODUCE_FAST)
+        ), sent_envelope(sent) + sent
 
 
 async def test_whatever_frames_are_sent_the_next_client_is_served(tmp_path: Path) -> None:
@@ -182,7 +230,9 @@ async def test_whatever_frames_are_sent_the_next_client_is_served(tmp_path: Path
     config = node_config(tmp_path, delay=True)
     async with running(config) as node, qmq.connect(node.address) as mq:
         await mq.metadata.create_subject(qmq.SubjectConfig("s"))
-        await mq.metadata.create_subject(qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=64), partitions=1)
+        await mq.metadata.create_subject(
+            qmq.SubjectConfig("o", order=qmq.Order.STRICT, logical_partitions=64), partitions=1
+        )
         assert node.delay is not None
         delay_address = f"127.0.0.1:{node.delay.data_port}"
         addresses = (node.data_address, node.data_address, delay_address)
@@ -193,7 +243,10 @@ async def test_whatever_frames_are_sent_the_next_client_is_served(tmp_path: Path
             count += await _fire(made, addresses[rounds % 3])
         assert count > 200, count
         await _check_served(mq, "behind")
-    async with running(config) as node, qmq.connect(node.address) as mq:  # what was stored can be read again
+    async with (
+        running(config) as node,
+        qmq.connect(node.address) as mq,
+    ):  # what was stored can be read again
         await _check_served(mq, "again")
 
 
@@ -202,8 +255,12 @@ async def _fire(made: Frames, address: str) -> int:
     host, port = address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     hello = wire.Hello(wire.PROTOCOL_VERSION, "anybody").pack()
-    attach = wire.Attach(**{each.name: GOOD.get(each.name, 0) for each in fields(wire.Attach)}).pack()
-    writer.write(frames.frame(FrameKind.HELLO, 0, hello) + frames.frame(FrameKind.ATTACH, 1, attach))
+    attach = wire.Attach(
+        **{each.name: GOOD.get(each.name, 0) for each in fields(wire.Attach)}
+    ).pack()
+    writer.write(
+        frames.frame(FrameKind.HELLO, 0, hello) + frames.frame(FrameKind.ATTACH, 1, attach)
+    )
     count = 0
     with suppress(OSError):
         while count < 50 and not reader.at_eof():
@@ -224,6 +281,8 @@ async def _check_served(mq: qmq.Client, group: str) -> None:
         await consumer.pull(1, timedelta(milliseconds=1))
     receipt = await mq.send("s", b"served")
     async with asyncio.timeout(20):
-        while receipt.id not in [each.id for each in await consumer.pull(100, timedelta(seconds=1))]:
+        while receipt.id not in [
+            each.id for each in await consumer.pull(100, timedelta(seconds=1))
+        ]:
             pass
     await consumer.close()

@@ -29,12 +29,29 @@ def placed(envelope: bytes, region: bytes, base: int = 100) -> bytes:
 
 
 def simple(bodies: list[bytes], compression: Compression = Compression.NONE) -> bytes:
-    return placed(*encode(b"orders", Columns(bodies), producer_id=5, batch_sequence=1, create_time_ms=10, compression=compression))
+    return placed(
+        *encode(
+            b"orders",
+            Columns(bodies),
+            producer_id=5,
+            batch_sequence=1,
+            create_time_ms=10,
+            compression=compression,
+        )
+    )
 
 
-@given(st.lists(MESSAGE, min_size=1, max_size=20), st.sampled_from(list(Compression)), st.integers(0, 31))
-def test_every_column_comes_back_as_it_went_in(messages: list, compression: Compression, which: int) -> None:
-    bodies, keys, tags, headers, deltas, ids = (list(column) for column in zip(*messages, strict=True))
+@given(
+    st.lists(MESSAGE, min_size=1, max_size=20),
+    st.sampled_from(list(Compression)),
+    st.integers(0, 31),
+)
+def test_every_column_comes_back_as_it_went_in(
+    messages: list, compression: Compression, which: int
+) -> None:
+    bodies, keys, tags, headers, deltas, ids = (
+        list(column) for column in zip(*messages, strict=True)
+    )
     columns = Columns(
         bodies,
         keys if which & 1 else None,
@@ -44,7 +61,16 @@ def test_every_column_comes_back_as_it_went_in(messages: list, compression: Comp
         ids if which & 16 else None,
     )
     view = BatchView.parse(
-        placed(*encode(b"s", columns, producer_id=2**64 - 1, batch_sequence=7, create_time_ms=50, compression=compression))
+        placed(
+            *encode(
+                b"s",
+                columns,
+                producer_id=2**64 - 1,
+                batch_sequence=7,
+                create_time_ms=50,
+                compression=compression,
+            )
+        )
     )
     assert view.bodies() == bodies
     assert view.keys() == columns.keys
@@ -52,17 +78,26 @@ def test_every_column_comes_back_as_it_went_in(messages: list, compression: Comp
     assert view.headers() == columns.headers
     assert view.message_ids() == columns.message_ids
     assert view.create_times_ms() == [50 + (delta if which & 8 else 0) for delta in deltas]
-    assert (view.subject, view.base_sequence, view.envelope.epoch, view.envelope.index) == ("s", 100, 3, 9)
+    assert (view.subject, view.base_sequence, view.envelope.epoch, view.envelope.index) == (
+        "s",
+        100,
+        3,
+        9,
+    )
     assert view.header.producer_id == 2**64 - 1
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50))
-def test_the_offsets_of_one_item_are_those_that_longer_columns_begin_with(item: bytes, other: bytes) -> None:
+def test_the_offsets_of_one_item_are_those_that_longer_columns_begin_with(
+    item: bytes, other: bytes
+) -> None:
     assert offsets([item]) == offsets([item, other])[:8]
 
 
 def test_a_lone_small_message_takes_136_bytes() -> None:
-    envelope, region = encode(b"a", Columns([b"hi"]), producer_id=1, batch_sequence=0, create_time_ms=0)
+    envelope, region = encode(
+        b"a", Columns([b"hi"]), producer_id=1, batch_sequence=0, create_time_ms=0
+    )
     assert len(envelope) + len(region) == 136
 
 
@@ -91,7 +126,13 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 @given(st.integers(0, 200), st.integers(-(2**31), 2**31 - 1))
 def test_lying_offsets_are_refused_even_with_a_right_checksum(at: int, lie: int) -> None:
     """A malicious producer computes the checksum over the false offsets."""
-    _, region = encode(b"s", Columns([b"x" * 9] * 4, keys=[b"k"] * 4), producer_id=1, batch_sequence=0, create_time_ms=0)
+    _, region = encode(
+        b"s",
+        Columns([b"x" * 9] * 4, keys=[b"k"] * 4),
+        producer_id=1,
+        batch_sequence=0,
+        create_time_ms=0,
+    )
     at = 48 + at * 4 % (len(region) - 48)
     lied = region[:at] + lie.to_bytes(4, "little", signed=True) + region[at + 4 :]
     data = place(Kind.DATA, ENVELOPE_BYTES + len(lied), crc32c(lied), 0, 1, 1, 0, 0) + lied
@@ -122,7 +163,13 @@ def test_a_decompression_bomb_is_refused_before_it_goes_off() -> None:
 
 def test_a_batch_over_the_limit_is_refused_with_what_to_do() -> None:
     with pytest.raises(MessageTooLarge, match="send fewer"):
-        encode(b"s", Columns([bytes(limits.BATCH_BYTES_MAX)]), producer_id=1, batch_sequence=0, create_time_ms=0)
+        encode(
+            b"s",
+            Columns([bytes(limits.BATCH_BYTES_MAX)]),
+            producer_id=1,
+            batch_sequence=0,
+            create_time_ms=0,
+        )
     with pytest.raises(InvalidArgument):
         encode(b"s", Columns([]), producer_id=1, batch_sequence=0, create_time_ms=0)
     with pytest.raises(InvalidArgument):

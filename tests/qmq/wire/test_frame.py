@@ -13,7 +13,12 @@ from qmq.errors import ProtocolViolation
 from qmq.wire.frame import HEADER_BYTES, FrameKind, FrameReader, SharedBuffer, frame
 
 FRAMES = st.lists(
-    st.tuples(st.sampled_from(list(FrameKind)), st.integers(0, 2**32 - 1), st.binary(max_size=300), st.integers(0, 2**32 - 1)),
+    st.tuples(
+        st.sampled_from(list(FrameKind)),
+        st.integers(0, 2**32 - 1),
+        st.binary(max_size=300),
+        st.integers(0, 2**32 - 1),
+    ),
     max_size=12,
 )
 
@@ -25,16 +30,27 @@ def feed(reader: FrameReader, data: bytes, sizes: list[int]) -> list[tuple[int, 
         buffer = reader.get_buffer()
         count = min(len(buffer), len(data) - at, sizes[turn % len(sizes)])
         buffer[:count] = data[at : at + count]
-        found += [(each.kind, each.request_id, bytes(each.payload), each.deadline_ms) for each in reader.received(count)]
+        found += [
+            (each.kind, each.request_id, bytes(each.payload), each.deadline_ms)
+            for each in reader.received(count)
+        ]
         at += count
         turn += 1
     return found
 
 
-@given(FRAMES, st.lists(st.integers(1, 400), min_size=1, max_size=10), st.sampled_from([64, 256, 4096]))
-def test_any_split_of_a_stream_gives_the_same_frames(frames: list, sizes: list[int], buffer_bytes: int) -> None:
-    data = b"".join(frame(kind, request, payload, deadline) for kind, request, payload, deadline in frames)
-    assert feed(FrameReader(buffer_bytes=buffer_bytes), data, sizes) == [(k, r, p, d) for k, r, p, d in frames]
+@given(
+    FRAMES, st.lists(st.integers(1, 400), min_size=1, max_size=10), st.sampled_from([64, 256, 4096])
+)
+def test_any_split_of_a_stream_gives_the_same_frames(
+    frames: list, sizes: list[int], buffer_bytes: int
+) -> None:
+    data = b"".join(
+        frame(kind, request, payload, deadline) for kind, request, payload, deadline in frames
+    )
+    assert feed(FrameReader(buffer_bytes=buffer_bytes), data, sizes) == [
+        (k, r, p, d) for k, r, p, d in frames
+    ]
 
 
 def test_every_truncation_of_a_frame_waits_for_the_rest() -> None:
@@ -56,7 +72,17 @@ def test_every_truncation_of_a_frame_waits_for_the_rest() -> None:
         frame(99, 1, b""),
         frame(0, 1, b""),
     ],
-    ids=["http", "tls", "zeros", "ones", "short length", "2^31", "2^32-1", "unknown kind", "kind 0"],
+    ids=[
+        "http",
+        "tls",
+        "zeros",
+        "ones",
+        "short length",
+        "2^31",
+        "2^32-1",
+        "unknown kind",
+        "kind 0",
+    ],
 )
 def test_garbage_is_refused_by_its_first_bytes(garbage: bytes) -> None:
     with pytest.raises(ProtocolViolation, match="is this the data port"):
@@ -64,7 +90,9 @@ def test_garbage_is_refused_by_its_first_bytes(garbage: bytes) -> None:
 
 
 @given(st.binary(min_size=16, max_size=2000), st.lists(st.integers(1, 100), min_size=1, max_size=5))
-def test_random_bytes_give_frames_or_a_violation_and_nothing_else(data: bytes, sizes: list[int]) -> None:
+def test_random_bytes_give_frames_or_a_violation_and_nothing_else(
+    data: bytes, sizes: list[int]
+) -> None:
     try:
         feed(FrameReader(frame_bytes_max=512, buffer_bytes=256), data, sizes)
     except ProtocolViolation:
@@ -85,15 +113,27 @@ def test_a_lying_length_over_the_limit_allocates_nothing() -> None:
 
 def test_a_frame_larger_than_the_buffer_comes_in_one_piece() -> None:
     payload = bytes(range(256)) * 4096
-    data = frame(FrameKind.PRODUCE, 1, b"before") + frame(FrameKind.PRODUCE, 2, payload) + frame(FrameKind.PRODUCE, 3, b"after")
+    data = (
+        frame(FrameKind.PRODUCE, 1, b"before")
+        + frame(FrameKind.PRODUCE, 2, payload)
+        + frame(FrameKind.PRODUCE, 3, b"after")
+    )
     found = feed(FrameReader(), data, [70_000])
-    assert [(request, len(body)) for _, request, body, _ in found] == [(1, 6), (2, len(payload)), (3, 5)]
+    assert [(request, len(body)) for _, request, body, _ in found] == [
+        (1, 6),
+        (2, len(payload)),
+        (3, 5),
+    ]
     assert found[1][2] == payload
 
 
 def test_a_buffer_grows_between_frames_without_losing_a_byte() -> None:
     reader = FrameReader(1 << 20, buffer_bytes=64)
-    whole = frame(FrameKind.OK, 1, b"a" * 10) + frame(FrameKind.OK, 2, b"b" * 500) + frame(FrameKind.OK, 3)
+    whole = (
+        frame(FrameKind.OK, 1, b"a" * 10)
+        + frame(FrameKind.OK, 2, b"b" * 500)
+        + frame(FrameKind.OK, 3)
+    )
     found: list[tuple[int, bytes]] = []
     for at, byte in enumerate(whole):
         if at == 40:
@@ -105,16 +145,24 @@ def test_a_buffer_grows_between_frames_without_losing_a_byte() -> None:
 
 def large_frames(count: int, payload_bytes: int) -> tuple[bytes, list[tuple[int, int, bytes, int]]]:
     """(the stream, what a reader finds in it)"""
-    found = [(int(FrameKind.PRODUCE), number, bytes([number]) * payload_bytes, 0) for number in range(count)]
+    found = [
+        (int(FrameKind.PRODUCE), number, bytes([number]) * payload_bytes, 0)
+        for number in range(count)
+    ]
     return b"".join([frame(kind, number, payload) for kind, number, payload, _ in found]), found
 
 
 @pytest.mark.parametrize("piece_bytes", [30_000, 65_000, 200_000, 1 << 20])
 @pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("payload_bytes", [100_000, 256 * 1024 + 1000, 700_000, 3 << 20])
-def test_large_frames_come_whole_in_any_pieces(payload_bytes: int, is_shared: bool, piece_bytes: int) -> None:
+def test_large_frames_come_whole_in_any_pieces(
+    payload_bytes: int, is_shared: bool, piece_bytes: int
+) -> None:
     data, expected = large_frames(5, payload_bytes)
-    assert feed(FrameReader(shared=SharedBuffer() if is_shared else None), data, [piece_bytes]) == expected
+    assert (
+        feed(FrameReader(shared=SharedBuffer() if is_shared else None), data, [piece_bytes])
+        == expected
+    )
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -131,7 +179,9 @@ def test_full_batches_are_received_without_new_memory(is_shared: bool) -> None:
             buffer[:count] = stream[at : at + count]
             reader.received(count)
             at += count
-        assert tracemalloc.get_traced_memory()[1] < 400 * 1024  # one more buffer, while the first keeps the beginning of a frame
+        assert (
+            tracemalloc.get_traced_memory()[1] < 400 * 1024
+        )  # one more buffer, while the first keeps the beginning of a frame
     finally:
         tracemalloc.stop()
 
@@ -193,8 +243,12 @@ def test_a_frame_that_is_announced_takes_memory_only_as_it_comes() -> None:
         tracemalloc.stop()
 
 
-@given(FRAMES, FRAMES, st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32))
-def test_readers_that_share_a_buffer_do_not_mix_their_bytes(one: list, other: list, sizes: list[int], seed: int) -> None:
+@given(
+    FRAMES, FRAMES, st.lists(st.integers(1, 400), min_size=1, max_size=10), st.integers(0, 2**32)
+)
+def test_readers_that_share_a_buffer_do_not_mix_their_bytes(
+    one: list, other: list, sizes: list[int], seed: int
+) -> None:
     shared, random = SharedBuffer(256), Random(seed)
     readers = [FrameReader(shared=shared), FrameReader(shared=shared)]
     left = [b"".join(frame(k, r, p, d) for k, r, p, d in frames) for frames in (one, other)]
@@ -206,7 +260,10 @@ def test_readers_that_share_a_buffer_do_not_mix_their_bytes(one: list, other: li
         buffer = readers[at].get_buffer()
         count = min(len(piece), len(buffer))
         buffer[:count] = piece[:count]
-        found[at] += [(each.kind, each.request_id, bytes(each.payload), each.deadline_ms) for each in readers[at].received(count)]
+        found[at] += [
+            (each.kind, each.request_id, bytes(each.payload), each.deadline_ms)
+            for each in readers[at].received(count)
+        ]
         left[at] = left[at][count:]
     assert found == [[(k, r, p, d) for k, r, p, d in frames] for frames in (one, other)]
 

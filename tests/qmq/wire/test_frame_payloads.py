@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.errors import BY_CODE, DiskFull, Outcome, ProtocolViolation, Unavailable, UnknownSubject, from_wire
+from qmq.errors import (
+    BY_CODE,
+    DiskFull,
+    Outcome,
+    ProtocolViolation,
+    Unavailable,
+    UnknownSubject,
+    from_wire,
+)
 from qmq.wire import frame_payloads as wire
 
 I64 = st.integers(-(2**63), 2**63 - 1)
@@ -14,9 +22,17 @@ U32 = st.integers(0, 2**32 - 1)
 
 
 @given(st.lists(st.builds(wire.Range, I64, U32, U32, U32), max_size=9), U32, I64, U32)
-def test_a_delivery_comes_back(ranges: list[wire.Range], session: int, first: int, batches: int) -> None:
+def test_a_delivery_comes_back(
+    ranges: list[wire.Range], session: int, first: int, batches: int
+) -> None:
     packed = wire.pack_delivery(session, first, ranges, batches)
-    assert wire.unpack_delivery(packed + b"batches") == (session, first, ranges, batches, len(packed))
+    assert wire.unpack_delivery(packed + b"batches") == (
+        session,
+        first,
+        ranges,
+        batches,
+        len(packed),
+    )
 
 
 @given(st.builds(wire.Pull, U32, U32, U32, U32, st.integers(-1, 2**63 - 1)))
@@ -49,7 +65,16 @@ def test_what_was_found_comes_back(found: list[list[int]]) -> None:
     assert wire.FoundBatches.unpack(wire.FoundBatches(found).pack()) == wire.FoundBatches(found)
 
 
-@pytest.mark.parametrize("text", [b'{"found": 1}', b'{"found": [1]}', b'{"found": [["1"]]}', b'{"found": [[true]]}', b'{"found": [null]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"found": 1}',
+        b'{"found": [1]}',
+        b'{"found": [["1"]]}',
+        b'{"found": [[true]]}',
+        b'{"found": [null]}',
+    ],
+)
 def test_found_of_another_shape_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolViolation):
         wire.FoundBatches.unpack(text)
@@ -88,7 +113,15 @@ def test_random_payloads_are_read_or_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"[1]", b"null", b'{"version": "1", "client": "x"}', b'{"version": true, "client": ""}', b"{}", b"[" * 5000]
+    "text",
+    [
+        b"[1]",
+        b"null",
+        b'{"version": "1", "client": "x"}',
+        b'{"version": true, "client": ""}',
+        b"{}",
+        b"[" * 5000,
+    ],
 )
 def test_json_of_another_shape_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolViolation):
@@ -96,7 +129,9 @@ def test_json_of_another_shape_is_refused(text: bytes) -> None:
 
 
 def test_a_newer_peer_may_say_more() -> None:
-    assert wire.Hello.unpack(b'{"version": 1, "client": "x", "colour": "blue"}') == wire.Hello(1, "x")
+    assert wire.Hello.unpack(b'{"version": 1, "client": "x", "colour": "blue"}') == wire.Hello(
+        1, "x"
+    )
 
 
 def test_errors_keep_type_code_outcome_and_hint_over_the_wire() -> None:
@@ -113,7 +148,10 @@ def test_errors_keep_type_code_outcome_and_hint_over_the_wire() -> None:
 
 def test_an_error_that_says_to_try_again_still_says_so_over_the_wire() -> None:
     """Without its code the error became INTERNAL and was not retried: a hand-over that took too long failed for good."""
-    assert type(wire.unpack_error(wire.pack_error(Unavailable("the replica is starting")))) is Unavailable
+    assert (
+        type(wire.unpack_error(wire.pack_error(Unavailable("the replica is starting"))))
+        is Unavailable
+    )
 
 
 def test_every_error_has_a_code_of_its_own_and_an_unknown_code_is_kept() -> None:

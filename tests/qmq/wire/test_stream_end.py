@@ -13,7 +13,10 @@ async def test_a_connection_that_is_made_after_its_end_is_closed_at_once() -> No
 
     def accept() -> FrameStream:
         stream = FrameStream(
-            on_frames=lambda _: None, on_closed=lambda _: ended.set(), on_writable=lambda: None, on_violation=lambda _: None
+            on_frames=lambda _: None,
+            on_closed=lambda _: ended.set(),
+            on_writable=lambda: None,
+            on_violation=lambda _: None,
         )
         streams.append(stream)
         stream.close()  # the server stops while the connection is on its way

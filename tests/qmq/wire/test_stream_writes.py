@@ -32,7 +32,12 @@ class Writes(asyncio.Transport):
 
 
 def opened() -> tuple[FrameStream, Writes]:
-    stream = FrameStream(on_frames=lambda _: None, on_closed=lambda _: None, on_writable=lambda: None, on_violation=lambda _: None)
+    stream = FrameStream(
+        on_frames=lambda _: None,
+        on_closed=lambda _: None,
+        on_writable=lambda: None,
+        on_violation=lambda _: None,
+    )
     transport = Writes()
     stream.connection_made(transport)
     return stream, transport

@@ -42,9 +42,20 @@ from qmq.client.consuming import TaskHolding
 from qmq.client.consuming.consumer import Consumer, default_name
 from qmq.client.consuming.message import Message
 from qmq.client.consuming.ordered.lane import ATTEMPTS_MAX, FailurePolicy
-from qmq.client.consuming.ordered.lane_reader import LaneCalls, LaneInbox, LaneReader, LaneTerms, PullWrites, SettleClock
+from qmq.client.consuming.ordered.lane_reader import (
+    LaneCalls,
+    LaneInbox,
+    LaneReader,
+    LaneTerms,
+    PullWrites,
+    SettleClock,
+)
 from qmq.client.consuming.ordered.membership import LaneMembership, Member, Sync
-from qmq.client.consuming.ordered.message import DecompressedBatches, OrderedMessage, OrderedMessages
+from qmq.client.consuming.ordered.message import (
+    DecompressedBatches,
+    OrderedMessage,
+    OrderedMessages,
+)
 from qmq.client.consuming.session import check_limits
 from qmq.client.metadata.cache import shared
 from qmq.client.producing.producer import ignored
@@ -92,30 +103,46 @@ class OrderedConsumer:
         condition: str = "",
         on_closed: Callable[[Self], object] = ignored,
     ) -> None:
-        if ack not in ("auto", "explicit") or start not in ("earliest", "latest") or gate not in ("", "strict", "lanes"):
-            raise InvalidArgument("ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' (unchanged)")
+        if (
+            ack not in ("auto", "explicit")
+            or start not in ("earliest", "latest")
+            or gate not in ("", "strict", "lanes")
+        ):
+            raise InvalidArgument(
+                "ack is 'auto' or 'explicit', start 'earliest' or 'latest', gate 'strict', 'lanes' or '' (unchanged)"
+            )
         check_limits(prefetch, prefetch_bytes)
         self.subject = check_name("subject", subject)
         self.group = check_name("group", group)
         self.incarnation = os.urandom(8).hex()
         self.name = check_name("consumer", name) if name else default_name(self.incarnation)
         self.lease_ms, self.prefetch, self.prefetch_bytes = lease_ms, prefetch, prefetch_bytes
-        policy = FailurePolicy(on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s))
-        self._terms = LaneTerms(self.subject, self.group, self.name, self.incarnation, lease_ms, pull_bytes, policy)
+        policy = FailurePolicy(
+            on_failure, attempts_max, tuple(int(each * 1000) for each in retry_delays_s)
+        )
+        self._terms = LaneTerms(
+            self.subject, self.group, self.name, self.incarnation, lease_ms, pull_bytes, policy
+        )
         self._links = links
         self._loop = links.round.own_loop()
         self._turn = LoopTurn(self._loop)
         self._inbox = LaneInbox(self.name)
         self._settle_clock = SettleClock(self._loop)
         self._pull_writes = PullWrites(lambda: len(self._readers))
-        self._lane_calls = LaneCalls(self._room, lambda: self.is_paused, self._finished, self._failed)
+        self._lane_calls = LaneCalls(
+            self._room, lambda: self.is_paused, self._finished, self._failed
+        )
         self._decompressed = DecompressedBatches(prefetch_bytes)
         self._by_key, self._in_bulk = self._inbox.by_key, self._inbox.in_bulk
         self._readers: list[LaneReader] = []
         """The readers of the assigned lanes. A reader starts when no overlapping lane is held any more."""
         self._leaving: dict[LaneReader, asyncio.Task[None]] = {}
-        member = Member(self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate, condition)
-        self._membership = LaneMembership(sync, member, self._assigned, self._failed, links.timing.session_retry_s)
+        member = Member(
+            self.subject, self.group, self.name, self.incarnation, lease_ms, start, gate, condition
+        )
+        self._membership = LaneMembership(
+            sync, member, self._assigned, self._failed, links.timing.session_retry_s
+        )
         self._failure: QmqError | None = None
         self._held: TaskMessages[OrderedMessage | OrderedMessages] | None = None
         """What tasks work on, with automatic acknowledgement; None without."""
@@ -148,12 +175,20 @@ class OrderedConsumer:
         return self
 
     def __anext__(self) -> Coroutine[Any, Any, OrderedMessage]:
-        return self._next_of(*self._held.asks()) if self._held is not None else self._next_of(None, None)
+        return (
+            self._next_of(*self._held.asks())
+            if self._held is not None
+            else self._next_of(None, None)
+        )
 
-    async def _next_of(self, holding: TaskHolding | None, last: OrderedMessage | OrderedMessages | None) -> OrderedMessage:
+    async def _next_of(
+        self, holding: TaskHolding | None, last: OrderedMessage | OrderedMessages | None
+    ) -> OrderedMessage:
         held = self._held
         if held is not None and holding is not None and last is not None:
-            if holding.message is last and holding.earlier is None:  # `finish` without another call: this runs for every message
+            if (
+                holding.message is last and holding.earlier is None
+            ):  # `finish` without another call: this runs for every message
                 holding.message = None
                 last.ack_later()
             else:
@@ -170,14 +205,22 @@ class OrderedConsumer:
     def _next_ready(self) -> OrderedMessage | None:
         """The next message, if it can be handed out without waiting; most messages come this way."""
         inbox = self._inbox
-        if inbox.is_bulk is not False or self._failure is not None or self._is_paused or self._links.is_paused or self._is_closing:
+        if (
+            inbox.is_bulk is not False
+            or self._failure is not None
+            or self._is_paused
+            or self._links.is_paused
+            or self._is_closing
+        ):
             return None
         message = self._by_key.take()
         if message is None:
             return None
         if not message.body and not self._is_opened(message):
             return None
-        if inbox.waiting and inbox.woken is None:  # `notify_next` without another call: this runs for every message
+        if (
+            inbox.waiting and inbox.woken is None
+        ):  # `notify_next` without another call: this runs for every message
             inbox.notify()
         return message
 
@@ -193,7 +236,9 @@ class OrderedConsumer:
             await self._inbox.wait()
         self._inbox.notify()  # the change may be news for another waiter, too
 
-    async def pull(self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)) -> OrderedMessages:
+    async def pull(
+        self, messages_max: int = 1000, wait: timedelta = timedelta(seconds=20)
+    ) -> OrderedMessages:
         """Up to `messages_max` consecutive messages of one lane, and fewer if their bodies have 8 MiB; empty if none came within `wait`.
         Settle them with `ack`, `ack_later` or `fail`; until then their lane hands out nothing else. Lanes take turns.
 
@@ -201,9 +246,13 @@ class OrderedConsumer:
         or parks keys.
         """
         if not 0 < messages_max <= limits.CONSUMER_UNACKED_MAX:
-            raise InvalidArgument(f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}")
+            raise InvalidArgument(
+                f"messages_max is 1 to {limits.CONSUMER_UNACKED_MAX}, not {messages_max}"
+            )
         if not self._terms.policy.blocks:
-            raise InvalidArgument("reading in bulk fails as a whole, and cannot park single keys: use on_failure='block', or `run`")
+            raise InvalidArgument(
+                "reading in bulk fails as a whole, and cannot park single keys: use on_failure='block', or `run`"
+            )
         self._links.round.own_loop()
         self._read(in_bulk=True)
         until_s = self._loop.time() + wait.total_seconds()
@@ -233,7 +282,9 @@ class OrderedConsumer:
             if found.runs:
                 return found
 
-    async def take(self, messages_max: int = 32, wait: timedelta = timedelta(seconds=20)) -> list[OrderedMessage]:
+    async def take(
+        self, messages_max: int = 32, wait: timedelta = timedelta(seconds=20)
+    ) -> list[OrderedMessage]:
         """Up to `messages_max` messages of different keys, and fewer if their bodies have 8 MiB; an empty list if none came within `wait`.
         Each is settled by itself. Several messages may be unsettled at once; the next message of a key comes when the one before it is
         settled. Unsettled messages count towards `prefetch`. Raises as iteration does; InvalidArgument if the consumer reads in bulk.
@@ -255,7 +306,11 @@ class OrderedConsumer:
         while message is not None:
             found.append(message)
             size += len(message.body)
-            message = self._next_ready() if len(found) < messages_max and size < limits.PULL_BYTES_MAX else None
+            message = (
+                self._next_ready()
+                if len(found) < messages_max and size < limits.PULL_BYTES_MAX
+                else None
+            )
         return found
 
     async def run(self, handler: Handler, *, concurrency: int = CONCURRENCY) -> None:
@@ -271,13 +326,17 @@ class OrderedConsumer:
         busy: set[asyncio.Task[Any]] = set()
         stop = asyncio.Event()
         over = self._loop.create_task(self._closed.wait())
-        workers = [self._loop.create_task(self._work(handler, busy, stop)) for _ in range(concurrency)]
+        workers = [
+            self._loop.create_task(self._work(handler, busy, stop)) for _ in range(concurrency)
+        ]
         try:
             done, _ = await asyncio.wait((*workers, over), return_when=asyncio.FIRST_COMPLETED)
             stop.set()
             failure = next((each.exception() for each in done if each is not over), None)
             if failure is None or (self._is_closing and isinstance(failure, ClientClosed)):
-                await self._closed.wait()  # `close` waits for unfinished messages, as long as this consumer holds them
+                await (
+                    self._closed.wait()
+                )  # `close` waits for unfinished messages, as long as this consumer holds them
                 return
             await _cancel([each for each in workers if each not in busy])
             if busy:
@@ -286,7 +345,9 @@ class OrderedConsumer:
         finally:
             await _cancel([over, *workers])
 
-    async def _work(self, handler: Handler, busy: set[asyncio.Task[Any]], stop: asyncio.Event) -> None:
+    async def _work(
+        self, handler: Handler, busy: set[asyncio.Task[Any]], stop: asyncio.Event
+    ) -> None:
         """Handle one message after another, until `stop`. `busy` has the tasks whose handler runs."""
         task = asyncio.current_task()
         assert task is not None
@@ -351,7 +412,9 @@ class OrderedConsumer:
             self._inbox.is_bulk = in_bulk
         elif self._inbox.is_bulk is not in_bulk:
             ways = ("pull", "run and iteration") if in_bulk else ("run and iteration", "pull")
-            raise InvalidArgument(f"this consumer was used with {ways[1]}; {ways[0]} would break the order of keys: make another consumer")
+            raise InvalidArgument(
+                f"this consumer was used with {ways[1]}; {ways[0]} would break the order of keys: make another consumer"
+            )
 
     async def _next(self) -> OrderedMessage:
         self._read(in_bulk=False)
@@ -428,7 +491,15 @@ class OrderedConsumer:
             self._inbox.notify_all()
 
     def _reader(self, lane: Lane) -> LaneReader:
-        return LaneReader(self._links, self._inbox, self._terms, lane, self._settle_clock, self._pull_writes, self._lane_calls)
+        return LaneReader(
+            self._links,
+            self._inbox,
+            self._terms,
+            lane,
+            self._settle_clock,
+            self._pull_writes,
+            self._lane_calls,
+        )
 
     def _start_readers(self) -> None:
         """Start the readers of new lanes. A reader waits while this consumer still holds a part of the range under another lane."""
@@ -439,7 +510,9 @@ class OrderedConsumer:
     def _let_go(self, reader: LaneReader, grace_s: float, *, is_last: bool = False) -> None:
         self._readers.remove(reader)
         reader.release()
-        self._leaving[reader] = task = self._loop.create_task(reader.leave(grace_s, is_last=is_last))
+        self._leaving[reader] = task = self._loop.create_task(
+            reader.leave(grace_s, is_last=is_last)
+        )
         task.add_done_callback(lambda done: self._gone(reader, done))
 
     def _gone(self, reader: LaneReader, done: asyncio.Task[None]) -> None:
@@ -471,7 +544,9 @@ class OrderedConsumer:
             if self._held is not None:
                 for each in self._held.take() if error is None else self._held.close():
                     self._put_back(each)
-            self._closing = self._loop.create_task(self._close(0 if error is not None else self.lease_ms / 2000))
+            self._closing = self._loop.create_task(
+                self._close(0 if error is not None else self.lease_ms / 2000)
+            )
         await shared(self._closing)
 
     async def _close(self, grace_s: float) -> None:
@@ -488,7 +563,9 @@ class OrderedConsumer:
             self._closed.set()
             self._tell_closed()
 
-    def _give_back(self, message: OrderedMessage | OrderedMessages, failure: BaseException | None) -> None:
+    def _give_back(
+        self, message: OrderedMessage | OrderedMessages, failure: BaseException | None
+    ) -> None:
         """The task that got the message has ended."""
         if failure is not None:
             message.fail(error=failure)
@@ -509,7 +586,12 @@ class OrderedConsumer:
     async def __aenter__(self) -> OrderedConsumer:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close(error)
 
 
@@ -537,7 +619,9 @@ AnyMessage = Message | OrderedMessage
 AnyConsumer = Consumer | OrderedConsumer
 
 
-def fail(message: AnyMessage, delay: timedelta | None = None, error: str | BaseException = "") -> None:
+def fail(
+    message: AnyMessage, delay: timedelta | None = None, error: str | BaseException = ""
+) -> None:
     """Count a failed attempt: the message is handed out again, after the group's own delay if none is given."""
     if isinstance(message, Message):
         message.nack(delay, error)

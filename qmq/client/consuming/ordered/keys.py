@@ -39,7 +39,12 @@ from qmq_ordering.routes import LpRange
 
 from qmq import limits
 from qmq.client.consuming.ordered.lane import Cell, LaneState
-from qmq.client.consuming.ordered.message import LaneSource, MessageRun, OrderedMessage, OrderedMessages
+from qmq.client.consuming.ordered.message import (
+    LaneSource,
+    MessageRun,
+    OrderedMessage,
+    OrderedMessages,
+)
 
 L = TypeVar("L")
 M = TypeVar("M")
@@ -109,10 +114,17 @@ class KeyQueue(Generic[L, M]):
         """Forget the lane's messages and its hold."""
         self.release(lane)
         firsts = [self._ready, *self.held.values()]
-        keys = dict.fromkeys(key for each in firsts for key, first in each.items() if first[0] == lane)
-        keys |= dict.fromkeys(key for key, line in self._lines.items() if any(each == lane for each, _ in line))
+        keys = dict.fromkeys(
+            key for each in firsts for key, first in each.items() if first[0] == lane
+        )
+        keys |= dict.fromkeys(
+            key for key, line in self._lines.items() if any(each == lane for each, _ in line)
+        )
         for key in keys:
-            waiting = [*[each.pop(key) for each in firsts if key in each], *self._lines.pop(key, ())]
+            waiting = [
+                *[each.pop(key) for each in firsts if key in each],
+                *self._lines.pop(key, ()),
+            ]
             rest = deque(each for each in waiting if each[0] != lane)
             if rest and key not in self._in_work:
                 self._ready[key] = rest.popleft()
@@ -282,7 +294,11 @@ class BulkDispatcher:
 
     def _may_give(self, lane: LaneSource) -> bool:
         first = self._lanes[lane][0]
-        return first.cell.state is LaneState.WAITING and lane.is_sure() and not any(map(lane.lps.overlaps, self._handed_out.values()))
+        return (
+            first.cell.state is LaneState.WAITING
+            and lane.is_sure()
+            and not any(map(lane.lps.overlaps, self._handed_out.values()))
+        )
 
     # --- what became of a slice ----------------------------------------------------------------------------------------
 
@@ -305,7 +321,9 @@ class BulkDispatcher:
         """Put back the runs that still belong to the lane."""
         del self._handed_out[messages.runs[0]]
         if runs:
-            self._lanes.setdefault(runs[0].lane, deque()).extendleft([run.again() for run in reversed(runs)])
+            self._lanes.setdefault(runs[0].lane, deque()).extendleft(
+                [run.again() for run in reversed(runs)]
+            )
 
     def dropped(self, lane: LaneSource) -> None:
         """Forget the waiting runs of a lane. Slices that were handed out stay with the application until they are settled."""

@@ -88,7 +88,9 @@ class FailurePolicy:
         if self.on_failure not in ("block", "park"):
             raise InvalidArgument(f"on_failure is 'block' or 'park', not {self.on_failure!r}")
         if self.attempts_max < 1 or not self.retry_ms or min(self.retry_ms) < 0:
-            raise InvalidArgument("attempts_max is 1 or more, and there is at least one retry delay, none of them negative")
+            raise InvalidArgument(
+                "attempts_max is 1 or more, and there is at least one retry delay, none of them negative"
+            )
 
     @property
     def blocks(self) -> bool:
@@ -220,7 +222,9 @@ class LaneCore:
 
     # --- messages in ---------------------------------------------------------------------------------------------------
 
-    def delivered(self, arrivals: Iterable[Arrived], next_sequence: int, *, is_end: bool) -> list[Cell]:
+    def delivered(
+        self, arrivals: Iterable[Arrived], next_sequence: int, *, is_end: bool
+    ) -> list[Cell]:
         """Take the answer to a pull from `position`: all messages to be done before `next_sequence`. Returns a cell for each; those of
         parked keys are PARKED already (a run contains none). After `release` no messages are taken. Raises ProtocolViolation.
         """
@@ -231,13 +235,17 @@ class LaneCore:
         messages = bytes_in_all = 0
         for sequence, key, attempt, span, count, size in arrivals:
             if not at <= sequence - span <= sequence < next_sequence:
-                raise ProtocolViolation(f"received sequence {sequence - span} instead of one from {at} to {next_sequence - 1}")
+                raise ProtocolViolation(
+                    f"received sequence {sequence - span} instead of one from {at} to {next_sequence - 1}"
+                )
             made.append(Cell(first, sequence, key, attempt, span, count, size))
             at = first = sequence + 1
             messages += count
             bytes_in_all += size
         if next_sequence < self.position:
-            raise ProtocolViolation(f"a pull from sequence {self.position} continues at {next_sequence}, which is before it")
+            raise ProtocolViolation(
+                f"a pull from sequence {self.position} continues at {next_sequence}, which is before it"
+            )
         self.position, self.is_end = next_sequence, is_end
         if made:
             self._covered = made[-1].sequence + 1
@@ -257,9 +265,22 @@ class LaneCore:
         assert cell.state is LaneState.WAITING
         assert 0 < count < cell.count
         assert cell.head <= last < head <= cell.sequence
-        rest = Cell(last + 1, cell.sequence, cell.key, cell.attempt, cell.sequence - head, cell.count - count, is_seen=cell.is_seen)
+        rest = Cell(
+            last + 1,
+            cell.sequence,
+            cell.key,
+            cell.attempt,
+            cell.sequence - head,
+            cell.count - count,
+            is_seen=cell.is_seen,
+        )
         rest.size = cell.size * rest.count // cell.count
-        cell.sequence, cell.span, cell.count, cell.size = last, last - cell.head, count, cell.size - rest.size
+        cell.sequence, cell.span, cell.count, cell.size = (
+            last,
+            last - cell.head,
+            count,
+            cell.size - rest.size,
+        )
         self._cells[rest.sequence], self._cells[last] = rest, cell
         if cell in self.failing:
             self.failing.add(rest)
@@ -300,7 +321,9 @@ class LaneCore:
             return True
         cell.state = LaneState.FAILED
         self.working -= cell.count
-        cell.due_ms = now_ms + (self.policy.pause_ms(cell.attempt) if pause_ms is None else pause_ms)
+        cell.due_ms = now_ms + (
+            self.policy.pause_ms(cell.attempt) if pause_ms is None else pause_ms
+        )
         self.failing.add(cell)
         self._fresh.append(_piece(cell.head, cell.head, LaneVerdict.FAILED, cell, cell.attempt))
         cell.attempt += 1
@@ -323,7 +346,9 @@ class LaneCore:
 
     def _park(self, key: bytes) -> None:
         self.parked.add(key)
-        for cell in [each for each in self._cells.values() if each.key == key and each.state in _OPEN]:
+        for cell in [
+            each for each in self._cells.values() if each.key == key and each.state in _OPEN
+        ]:
             self._set_aside(cell)
 
     def _set_aside(self, cell: Cell) -> None:
@@ -348,11 +373,17 @@ class LaneCore:
 
     def next_due_ms(self) -> int | None:
         """When the next failed message may be retried."""
-        return min((cell.due_ms for cell in self.failing if cell.state is LaneState.FAILED), default=None)
+        return min(
+            (cell.due_ms for cell in self.failing if cell.state is LaneState.FAILED), default=None
+        )
 
     def due(self, now_ms: int) -> list[Cell]:
         """The failed messages whose pause has ended; they are WAITING now. The lane stays blocked until they succeed."""
-        found = [cell for cell in self.failing if cell.state is LaneState.FAILED and cell.due_ms <= now_ms]
+        found = [
+            cell
+            for cell in self.failing
+            if cell.state is LaneState.FAILED and cell.due_ms <= now_ms
+        ]
         for cell in found:
             cell.state = LaneState.WAITING
         return sorted(found, key=lambda cell: cell.sequence)
@@ -370,7 +401,10 @@ class LaneCore:
             self._fresh += _runs(self._done)
             self._done = []
         request = LaneRequest()
-        self._fresh = sorted([each for each in self._fresh if not _is_outdated(each)], key=lambda each: each.settlement.first)
+        self._fresh = sorted(
+            [each for each in self._fresh if not _is_outdated(each)],
+            key=lambda each: each.settlement.first,
+        )
         for taken, piece in enumerate(self._fresh):
             if not _joined(request.settlements, piece.settlement):
                 if len(request.settlements) == SETTLEMENTS_MAX:
@@ -390,7 +424,12 @@ class LaneCore:
         if request is not self._flying:
             return []
         self._flying = None
-        over = [cell for settlement, cells in request.pieces if settlement.verdict != LaneVerdict.FAILED for cell in cells]
+        over = [
+            cell
+            for settlement, cells in request.pieces
+            if settlement.verdict != LaneVerdict.FAILED
+            for cell in cells
+        ]
         known = self._cells
         for cell in over:
             cell.state = _SETTLED
@@ -419,7 +458,11 @@ class LaneCore:
         handler become void, too; finished ones are still settled. Returns the cells that became void.
         """
         self._is_released = True
-        dropped = [cell for cell in self._cells.values() if cell.state in _OPEN and (is_final or cell.state is not LaneState.WORKING)]
+        dropped = [
+            cell
+            for cell in self._cells.values()
+            if cell.state in _OPEN and (is_final or cell.state is not LaneState.WORKING)
+        ]
         for cell in dropped:
             self._close(cell, LaneState.VOID)
             del self._cells[cell.sequence]
@@ -429,7 +472,10 @@ class LaneCore:
         """The whole invariant, for tests."""
         cells = sorted(self._cells.values(), key=lambda cell: cell.sequence)
         assert [cell.sequence for cell in cells] == sorted(self._cells)
-        assert all(cell.first <= cell.head <= cell.sequence and 0 < cell.count <= cell.span + 1 for cell in cells)
+        assert all(
+            cell.first <= cell.head <= cell.sequence and 0 < cell.count <= cell.span + 1
+            for cell in cells
+        )
         assert all(a.sequence < b.first for a, b in pairwise(cells))
         assert all(cell.state not in (LaneState.SETTLED, LaneState.VOID) for cell in cells)
         assert self.open == sum(cell.count for cell in cells if cell.state in _OPEN)
@@ -443,8 +489,12 @@ _first = attrgetter("first")
 _sequence = attrgetter("sequence")
 
 
-def _piece(first: int, last: int, verdict: LaneVerdict, cell: Cell | None, argument: int = 0) -> LanePiece:
-    return LanePiece(LaneSettlement(first, last, verdict, argument), () if cell is None else (cell,))
+def _piece(
+    first: int, last: int, verdict: LaneVerdict, cell: Cell | None, argument: int = 0
+) -> LanePiece:
+    return LanePiece(
+        LaneSettlement(first, last, verdict, argument), () if cell is None else (cell,)
+    )
 
 
 def _runs(done: list[Cell]) -> list[LanePiece]:
@@ -459,7 +509,10 @@ def _runs(done: list[Cell]) -> list[LanePiece]:
             runs.append(run)
         run.append(cell)
         following = cell.sequence + 1
-    return [LanePiece(LaneSettlement(each[0].first, each[-1].sequence, LaneVerdict.DONE, 0), each) for each in runs]
+    return [
+        LanePiece(LaneSettlement(each[0].first, each[-1].sequence, LaneVerdict.DONE, 0), each)
+        for each in runs
+    ]
 
 
 def _is_outdated(piece: LanePiece) -> bool:
@@ -473,7 +526,12 @@ def _is_outdated(piece: LanePiece) -> bool:
 def _joined(settlements: list[LaneSettlement], each: LaneSettlement) -> bool:
     """Join a settlement to the last one, if both are DONE and adjacent."""
     last = settlements[-1] if settlements else None
-    if last is None or last.verdict != LaneVerdict.DONE or each.verdict != LaneVerdict.DONE or last.last + 1 != each.first:
+    if (
+        last is None
+        or last.verdict != LaneVerdict.DONE
+        or each.verdict != LaneVerdict.DONE
+        or last.last + 1 != each.first
+    ):
         return False
     settlements[-1] = last._replace(last=each.last)
     return True
@@ -506,7 +564,9 @@ class BroughtRuns(NamedTuple):
     parts: list[LanePart]
 
 
-def unpack_delivery(payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str) -> Brought:
+def unpack_delivery(
+    payload: memoryview | bytes, session: int, received: ReceivedBatches, server: str
+) -> Brought:
     """Parse LANE_MESSAGES of a session, which `server` sent. Raises ProtocolViolation, CorruptBatch."""
     delivery, batches = _open(payload, session, received, server)
     arrivals: list[Iterator[Arrived]] = []
@@ -517,13 +577,31 @@ def unpack_delivery(payload: memoryview | bytes, session: int, received: Receive
         end, first = offset + each.count, each.first_sequence
         sequences = range(first, first + each.count)
         own = keys[offset:end] if keys else repeat(b"")
-        arrivals.append(zip(sequences, own, repeat(each.attempt), repeat(0), repeat(1), repeat(batch.message_bytes)))
+        arrivals.append(
+            zip(
+                sequences,
+                own,
+                repeat(each.attempt),
+                repeat(0),
+                repeat(1),
+                repeat(batch.message_bytes),
+            )
+        )
         places.append(zip(repeat(batch), range(offset, end)))
-    return Brought(delivery.next_sequence, delivery.is_end, chain.from_iterable(arrivals), chain.from_iterable(places))
+    return Brought(
+        delivery.next_sequence,
+        delivery.is_end,
+        chain.from_iterable(arrivals),
+        chain.from_iterable(places),
+    )
 
 
 def unpack_runs(
-    payload: memoryview | bytes, session: int, parked: Collection[bytes], received: ReceivedBatches, server: str
+    payload: memoryview | bytes,
+    session: int,
+    parked: Collection[bytes],
+    received: ReceivedBatches,
+    server: str,
 ) -> BroughtRuns:
     """Parse LANE_MESSAGES in bulk; `parked` are the parked keys. Raises ProtocolViolation, CorruptBatch."""
     delivery, batches = _open(payload, session, received, server)
@@ -533,7 +611,11 @@ def unpack_runs(
         for key, chosen in _without_parked(batch, indices, parked):
             base = batch.view.base_sequence
             size = batch.message_bytes * len(chosen)
-            arrivals.append(LaneArrival(base + chosen[-1], key, attempt, chosen[-1] - chosen[0], len(chosen), size))
+            arrivals.append(
+                LaneArrival(
+                    base + chosen[-1], key, attempt, chosen[-1] - chosen[0], len(chosen), size
+                )
+            )
             parts.append(LanePart(batch, chosen))
     return BroughtRuns(delivery.next_sequence, delivery.is_end, arrivals, parts)
 
@@ -543,7 +625,9 @@ def _open(
 ) -> tuple[wire.LaneDelivery, list[DecodedBatch]]:
     delivery, at = wire.unpack_lane_delivery(payload)
     if delivery.session != session:
-        raise ProtocolViolation(f"received messages for lane session {delivery.session} instead of {session}")
+        raise ProtocolViolation(
+            f"received messages for lane session {delivery.session} instead of {session}"
+        )
     return delivery, received.read(payload, at, delivery.batches, delivery.ranges, server)
 
 
@@ -558,7 +642,9 @@ def _find(each: wire.Range, batches: list[DecodedBatch]) -> tuple[DecodedBatch, 
     return batch, offset
 
 
-def _gather(ranges: list[wire.Range], batches: list[DecodedBatch]) -> Iterator[tuple[DecodedBatch, Sequence[int], int]]:
+def _gather(
+    ranges: list[wire.Range], batches: list[DecodedBatch]
+) -> Iterator[tuple[DecodedBatch, Sequence[int], int]]:
     """(batch, places, attempt): adjacent ranges with the same batch and attempt together."""
     begun: DecodedBatch | None = None
     indices: list[int] | range = range(0)
@@ -580,7 +666,9 @@ def _gather(ranges: list[wire.Range], batches: list[DecodedBatch]) -> Iterator[t
         yield begun, indices, attempt
 
 
-def _without_parked(batch: DecodedBatch, indices: Sequence[int], parked: Collection[bytes]) -> Iterator[tuple[bytes, Sequence[int]]]:
+def _without_parked(
+    batch: DecodedBatch, indices: Sequence[int], parked: Collection[bytes]
+) -> Iterator[tuple[bytes, Sequence[int]]]:
     """Runs of messages that may be handed out (without key), and the messages of parked keys, each with its key."""
     keys: list[bytes] = (batch.column("keys") if parked else None) or []
     begin = 0
@@ -598,4 +686,6 @@ def unpack_keys(parked: list[str]) -> list[bytes]:
     try:
         return [bytes.fromhex(each) for each in parked]
     except (ValueError, TypeError):
-        raise ProtocolViolation("LANE_ATTACHED names parked keys that are no hexadecimal digits") from None
+        raise ProtocolViolation(
+            "LANE_ATTACHED names parked keys that are no hexadecimal digits"
+        ) from None

@@ -53,7 +53,12 @@ from qmq.client.consuming.ordered.lane import (
     unpack_keys,
     unpack_runs,
 )
-from qmq.client.consuming.ordered.message import LaneSource, MessageRun, OrderedMessage, OrderedMessages
+from qmq.client.consuming.ordered.message import (
+    LaneSource,
+    MessageRun,
+    OrderedMessage,
+    OrderedMessages,
+)
 from qmq.client.consuming.session import ANSWER_S, ConsumerSession, SessionLoop
 from qmq.errors import (
     CallerError,
@@ -187,7 +192,9 @@ class LaneAcks:
         payload = wire.pack_lane_settle(session.number, self._token, request.settlements)
         session.connection.request(FrameKind.LANE_SETTLE, on_answer, payload, timeout_s=ANSWER_S)
 
-    def _settled(self, session: ConsumerSession, request: LaneRequest, answer: Frame | QmqError) -> None:
+    def _settled(
+        self, session: ConsumerSession, request: LaneRequest, answer: Frame | QmqError
+    ) -> None:
         if session is not self._session:
             return
         if not isinstance(answer, QmqError):
@@ -248,7 +255,9 @@ def _counted(request: LaneRequest) -> Mapping[str, int]:
     found: Counter[str] = Counter()
     for settlement, cells in request.pieces:
         if cells:
-            found[LANE_VERDICTS[LaneVerdict(settlement.verdict)]] += sum([cell.count for cell in cells])
+            found[LANE_VERDICTS[LaneVerdict(settlement.verdict)]] += sum(
+                [cell.count for cell in cells]
+            )
     return found
 
 
@@ -292,7 +301,9 @@ class LaneInbox:
         """Wait until something changes; False if nothing did until then."""
         waiting: asyncio.Future[bool] = self._loop.create_future()
         self.waiting[waiting] = None
-        timer = self._loop.call_at(until_s, _set_result, waiting, False) if until_s < math.inf else None
+        timer = (
+            self._loop.call_at(until_s, _set_result, waiting, False) if until_s < math.inf else None
+        )
         try:
             return await waiting
         except asyncio.CancelledError:
@@ -383,7 +394,12 @@ class LaneInbox:
         self.in_bulk.dropped(lane)
         if stale:
             self.stale += stale
-            log.warning("%s: %d messages of %s were lost before they were settled", self._name, stale, lane.lane)
+            log.warning(
+                "%s: %d messages of %s were lost before they were settled",
+                self._name,
+                stale,
+                lane.lane,
+            )
         self.notify()
 
     def due(self, cells: list[Cell]) -> None:
@@ -489,7 +505,12 @@ class LaneReader:
         )
         self.failure: QmqError | None = None
         self._sessions = SessionLoop[wire.LaneAttached](
-            links, self, subject=terms.subject, group=lane.group, name=terms.name, lease_ms=terms.lease_ms
+            links,
+            self,
+            subject=terms.subject,
+            group=lane.group,
+            name=terms.name,
+            lease_ms=terms.lease_ms,
         )
         self._inbox, self._terms = inbox, terms
         self._pull_writes = pull_writes
@@ -525,7 +546,13 @@ class LaneReader:
     def pull_more(self) -> None:
         """Pull if there is room for enough messages."""
         session, core = self.session, self.core
-        if self.is_pulling or session is None or self._is_leaving or core.is_end or self.failure is not None:
+        if (
+            self.is_pulling
+            or session is None
+            or self._is_leaving
+            or core.is_end
+            or self.failure is not None
+        ):
             return
         room, room_bytes = self._calls.room()
         self._pulls_at = room // 2
@@ -551,7 +578,11 @@ class LaneReader:
                 raise answer
             server = session.connection.address
             if self._inbox.is_bulk:
-                self._accept_runs(unpack_runs(answer.payload, session.number, self.core.parked, self._batches, server))
+                self._accept_runs(
+                    unpack_runs(
+                        answer.payload, session.number, self.core.parked, self._batches, server
+                    )
+                )
             else:
                 self._accept(unpack_delivery(answer.payload, session.number, self._batches, server))
         except (MessagesExpired, StorageError, PeerError) as failure:
@@ -564,7 +595,12 @@ class LaneReader:
 
     def _accept(self, brought: Brought) -> None:
         cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
-        inbox, token, version, waiting = self._inbox, self._token, self.lane.version, LaneState.WAITING
+        inbox, token, version, waiting = (
+            self._inbox,
+            self._token,
+            self.lane.version,
+            LaneState.WAITING,
+        )
         came = [
             OrderedMessage(inbox, self, cell, batch, index, token, version)
             for cell, (batch, index) in zip(cells, brought.places, strict=False)
@@ -577,7 +613,9 @@ class LaneReader:
     def _accept_runs(self, brought: BroughtRuns) -> None:
         cells = self.core.delivered(brought.arrivals, brought.next_sequence, is_end=brought.is_end)
         came = [
-            MessageRun(self, cell, part.batch, part.indices, cell.attempt, self._token, self.lane.version)
+            MessageRun(
+                self, cell, part.batch, part.indices, cell.attempt, self._token, self.lane.version
+            )
             for cell, part in zip(cells, brought.parts, strict=False)
             if cell.state is LaneState.WAITING
         ]
@@ -718,7 +756,9 @@ class LaneReader:
         """These cells are void, and nothing else of the lane may be handed out."""
         self.settling.voided(cells, self._lost_error())
         self.arm()
-        self._inbox.voided(self, cells, 0 if is_willing else sum(cell.count for cell in cells if cell.is_seen))
+        self._inbox.voided(
+            self, cells, 0 if is_willing else sum(cell.count for cell in cells if cell.is_seen)
+        )
         self._bell.set()
 
     def _lost_error(self) -> LaneLost:
@@ -741,8 +781,12 @@ class LaneReader:
         await self._until(lambda: not self.core.working, grace_s)
         self._drop(self.core.release(is_final=True))
         self.settling.now()
-        await self._until(lambda: self.core.is_told or not self._token, min(self._terms.lease_ms / 2000, ANSWER_S))
-        await self._until(lambda: not self._sessions.is_attaching, min(self._terms.lease_ms / 2000, ANSWER_S))
+        await self._until(
+            lambda: self.core.is_told or not self._token, min(self._terms.lease_ms / 2000, ANSWER_S)
+        )
+        await self._until(
+            lambda: not self._sessions.is_attaching, min(self._terms.lease_ms / 2000, ANSWER_S)
+        )
         await self._say_goodbye()
         self._is_closed = True
         await self._sessions.end()
@@ -761,13 +805,17 @@ class LaneReader:
                     self._bell.clear()
                     await self._bell.wait()
         except TimeoutError:
-            log.debug("%s: lane %s did not come to rest in %.1f s", self._terms.name, self.lane, within_s)
+            log.debug(
+                "%s: lane %s did not come to rest in %.1f s", self._terms.name, self.lane, within_s
+            )
 
     async def _say_goodbye(self) -> None:
         session = self.session
         if session is None or not session.connection.is_open:
             return
         try:
-            await session.connection.call(FrameKind.DETACH, wire.pack_detach(session.number), timeout_s=ANSWER_S)
+            await session.connection.call(
+                FrameKind.DETACH, wire.pack_detach(session.number), timeout_s=ANSWER_S
+            )
         except QmqError as failure:
             log.debug("%s: %s: the lane's lease will expire", self._terms.name, failure)

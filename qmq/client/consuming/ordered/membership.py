@@ -66,7 +66,15 @@ class Assigned(NamedTuple):
 class Sync(Protocol):
     """Calls SyncMember once. After a failure the next call goes to another metaserver."""
 
-    async def __call__(self, member: Member, generation: int, wait_ms: int, finished: Sequence[Lane], *, leaves: bool = False) -> Assigned:
+    async def __call__(
+        self,
+        member: Member,
+        generation: int,
+        wait_ms: int,
+        finished: Sequence[Lane],
+        *,
+        leaves: bool = False,
+    ) -> Assigned:
         """Raises Unavailable, UnknownSubject, OrderMismatch, InvalidArgument; StaleDelivery if a newer incarnation uses the consumer's
         name.
         """
@@ -109,10 +117,15 @@ class LaneMembership:
         while True:
             asked_s = self._loop.time()
             try:
-                assigned = await self._sync(self._member, self._generation, wait_ms, tuple(sorted(self._finished)))
+                assigned = await self._sync(
+                    self._member, self._generation, wait_ms, tuple(sorted(self._finished))
+                )
             except CallerError as failure:
                 tries += 1
-                if isinstance(failure, ClientClosed | OrderMismatch | StaleDelivery) or tries >= REFUSALS_MAX:
+                if (
+                    isinstance(failure, ClientClosed | OrderMismatch | StaleDelivery)
+                    or tries >= REFUSALS_MAX
+                ):
                     self._on_failure(failure)
                     return
             except QmqError as failure:
@@ -154,7 +167,9 @@ class LaneMembership:
             try:
                 assigned = await self._sync(self._member, self._generation, 0, telling)
             except QmqError as failure:
-                log.debug("could not report to any metaserver that %s is finished: %s", telling, failure)
+                log.debug(
+                    "could not report to any metaserver that %s is finished: %s", telling, failure
+                )
                 tries += 1
                 await asyncio.sleep(_jittered(pause_s(self._retry_s, tries - 1)))
             else:
@@ -179,12 +194,16 @@ class LaneMembership:
                 while not has_left:
                     has_left = await self._has_left()
         except TimeoutError:
-            log.debug("could not report to any metaserver that the consumer left: its lease will expire")
+            log.debug(
+                "could not report to any metaserver that the consumer left: its lease will expire"
+            )
 
     async def _has_left(self) -> bool:
         """Try once; pause after a failure."""
         try:
-            await self._sync(self._member, self._generation, 0, tuple(sorted(self._finished)), leaves=True)
+            await self._sync(
+                self._member, self._generation, 0, tuple(sorted(self._finished)), leaves=True
+            )
         except CallerError:
             return True
         except QmqError as failure:

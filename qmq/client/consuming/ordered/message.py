@@ -88,7 +88,16 @@ class LaneMessage(StoredMessage):
 
     __slots__ = (*CONTENT, "lane", "route_version", "token")
 
-    def __init__(self, lane: LaneSource, batch: DecodedBatch, index: int, body: bytes, attempt: int, token: int, version: int) -> None:
+    def __init__(
+        self,
+        lane: LaneSource,
+        batch: DecodedBatch,
+        index: int,
+        body: bytes,
+        attempt: int,
+        token: int,
+        version: int,
+    ) -> None:
         self.body = body
         self.attempt = attempt
         self.is_settled = False
@@ -130,7 +139,14 @@ class OrderedMessage(LaneMessage):
     __slots__ = ("_settler", "cell")
 
     def __init__(
-        self, settler: LaneSettler, lane: LaneSource, cell: Cell, batch: DecodedBatch, index: int, token: int, version: int
+        self,
+        settler: LaneSettler,
+        lane: LaneSource,
+        cell: Cell,
+        batch: DecodedBatch,
+        index: int,
+        token: int,
+        version: int,
     ) -> None:
         # Not by super(): a call for each message. Compressed bodies are decompressed when the message is handed out: see `open`.
         bodies = batch.decoded if batch.view.header.compression else batch.bodies
@@ -165,7 +181,15 @@ class OrderedMessage(LaneMessage):
 
     def again(self) -> OrderedMessage:
         """The same message for another attempt; verdicts given through the old object are ignored."""
-        return OrderedMessage(self._settler, self.lane, self.cell, self._batch, self._index, self.token, self.route_version)
+        return OrderedMessage(
+            self._settler,
+            self.lane,
+            self.cell,
+            self._batch,
+            self._index,
+            self.token,
+            self.route_version,
+        )
 
     def settle_through(self, wrap: Callable[[LaneSettler], LaneSettler]) -> None:
         """Send the message's verdicts through a wrapper around the settler."""
@@ -210,7 +234,9 @@ class OrderedMessage(LaneMessage):
         """
         text = error_text(error)
         if not self.is_settled:
-            log.warning("%r was rejected, and its key is parked: %s", self, text or "no reason given")
+            log.warning(
+                "%r was rejected, and its key is parked: %s", self, text or "no reason given"
+            )
             self.is_settled = True
             self._settler.reject(self)
 
@@ -254,7 +280,15 @@ class MessageRun:
 
     def message(self, place: int) -> LaneMessage:
         index = self.indices[place]
-        return LaneMessage(self.lane, self.batch, index, self.batch.bodies[index], self.attempt, self.token, self.version)
+        return LaneMessage(
+            self.lane,
+            self.batch,
+            index,
+            self.batch.bodies[index],
+            self.attempt,
+            self.token,
+            self.version,
+        )
 
     def again(self) -> MessageRun:
         """The same messages for another attempt."""
@@ -329,7 +363,11 @@ class OrderedMessages:
 
     @property
     def keys_bytes(self) -> list[bytes]:
-        return [key for each in self.runs for key in each.choose(each.batch.column("keys") or [b""] * each.batch.view.count)]
+        return [
+            key
+            for each in self.runs
+            for key in each.choose(each.batch.column("keys") or [b""] * each.batch.view.count)
+        ]
 
     # --- settling ------------------------------------------------------------------------------------------------------
 

@@ -49,8 +49,23 @@ class StreamCalls:
 class StreamConnection(MasterConnection[OrderedBatch]):
     """`kind` is PRODUCE, or one of the frames of other `acks`."""
 
-    def __init__(self, links: ConnectionPool, subject: str, kind: int, stream: Stream, load: GroupLoad, calls: StreamCalls) -> None:
-        super().__init__(links, subject, stream.partition.group, stream, partial(calls.encode, stream), partial(calls.changed, self))
+    def __init__(
+        self,
+        links: ConnectionPool,
+        subject: str,
+        kind: int,
+        stream: Stream,
+        load: GroupLoad,
+        calls: StreamCalls,
+    ) -> None:
+        super().__init__(
+            links,
+            subject,
+            stream.partition.group,
+            stream,
+            partial(calls.encode, stream),
+            partial(calls.changed, self),
+        )
         self.kind = kind
         self.stream = stream
         self.load = load
@@ -60,7 +75,9 @@ class StreamConnection(MasterConnection[OrderedBatch]):
         self.load.sent(batch.count, batch.size)
         super().transmit(connection, batch)
 
-    def _answered(self, connection: Connection, batch: OrderedBatch, attempt: int, answer: Frame | QmqError) -> None:
+    def _answered(
+        self, connection: Connection, batch: OrderedBatch, attempt: int, answer: Frame | QmqError
+    ) -> None:
         self.load.answered(batch.count, batch.size)
         super()._answered(connection, batch, attempt, answer)
 
@@ -75,7 +92,11 @@ class StreamConnection(MasterConnection[OrderedBatch]):
     @property
     def _is_needed(self) -> bool:
         stream = self.stream
-        return not self.is_closed and not stream.is_settled and bool(stream.flight or (stream.waiting and not stream.is_left))
+        return (
+            not self.is_closed
+            and not stream.is_settled
+            and bool(stream.flight or (stream.waiting and not stream.is_left))
+        )
 
     async def _gives_up(self, failure: QmqError, failures: int) -> bool:
         self._calls.give_up(failure)
@@ -111,7 +132,9 @@ class Keys(dict[Key, int]):
     def __missing__(self, key: Key) -> int:
         data = key_bytes(key)
         if not data:
-            raise InvalidArgument("a message to an ordered subject needs a key that is not empty: QMQ orders the messages of each key")
+            raise InvalidArgument(
+                "a message to an ordered subject needs a key that is not empty: QMQ orders the messages of each key"
+            )
         if not self.count:
             return 0
         if len(self) >= KEYS_MAX:
@@ -147,7 +170,9 @@ class BatchBuilder(OpenBatch):
 
     __slots__ = ("connection", "lps", "raw_keys")
 
-    def __init__(self, connection: StreamConnection | None, loop_round: EventLoopTick | None = None) -> None:
+    def __init__(
+        self, connection: StreamConnection | None, loop_round: EventLoopTick | None = None
+    ) -> None:
         super().__init__(loop_round)
         self.connection = connection
         self.raw_keys: list[Key] = []
@@ -176,7 +201,9 @@ class BatchBuilder(OpenBatch):
         columns.keys = key_column(self.raw_keys)
         columns.logical_partitions = self.lps
         claim = SplitTicket(self.ticket, len(columns.bodies), self.bytes)
-        batch = OrderedBatch(columns, first_ms, claim, range(claim.count), size=self.bytes, until=until)
+        batch = OrderedBatch(
+            columns, first_ms, claim, range(claim.count), size=self.bytes, until=until
+        )
         self.bodies, self.raw_keys, self.lps, self.bytes = [], [], [], 0
         self.tags, self.headers, self.ticket, self._runs = None, None, Ticket(self._round), []
         self.keys, self.message_ids, self._created = None, None, None
@@ -186,7 +213,9 @@ class BatchBuilder(OpenBatch):
 class OpenBatches:
     """`taken` is called with each batch that is closed. The collections are changed in place: the producer keeps references to them."""
 
-    def __init__(self, links: ConnectionPool, timeout_s: float, taken: Callable[[OrderedBatch], None]) -> None:
+    def __init__(
+        self, links: ConnectionPool, timeout_s: float, taken: Callable[[OrderedBatch], None]
+    ) -> None:
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s

@@ -35,9 +35,30 @@ from qmq.client.connection.pool import ConnectionPool
 from qmq.client.consuming.ordered.membership import GroupLoad
 from qmq.client.metadata.cache import Ordering
 from qmq.client.producing.batch import body_bytes, check_length, columns_of, cut, size_of
-from qmq.client.producing.ordered.partition_sender import BatchBuilder, Encode, Key, OpenBatches, StreamCalls, StreamConnection, bad_key
-from qmq.client.producing.ordered.stream import OrderedBatch, Stream, StreamPartitioner, choose, pick
-from qmq.client.producing.producer import BATCH_BYTES, BATCH_MESSAGES, BUFFER_BYTES_MAX, ProducerBase, frame_kind, ignored
+from qmq.client.producing.ordered.partition_sender import (
+    BatchBuilder,
+    Encode,
+    Key,
+    OpenBatches,
+    StreamCalls,
+    StreamConnection,
+    bad_key,
+)
+from qmq.client.producing.ordered.stream import (
+    OrderedBatch,
+    Stream,
+    StreamPartitioner,
+    choose,
+    pick,
+)
+from qmq.client.producing.producer import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    BUFFER_BYTES_MAX,
+    ProducerBase,
+    frame_kind,
+    ignored,
+)
 from qmq.client.producing.receipts import BatchReceipt, SpreadTickets, Ticket, TicketChunk, Tickets
 from qmq.delivery.retries import final
 from qmq.errors import ClientClosed, InvalidArgument, OrderMismatch, Outcome, QmqError, Unavailable
@@ -197,9 +218,13 @@ class Streams:
         """Fetch the first route."""
         locator = self._links.locator
         try:
-            while not self._unrouted.is_idle and not self._partitioner.version and not self._is_closed:
+            while (
+                not self._unrouted.is_idle and not self._partitioner.version and not self._is_closed
+            ):
                 try:
-                    ordering = await locator.ordering(self._subject, refresh=locator.book.groups(self._subject) is None)
+                    ordering = await locator.ordering(
+                        self._subject, refresh=locator.book.groups(self._subject) is None
+                    )
                     self._open(ordering)
                 except Unavailable as failure:
                     self._unrouted.trouble = failure
@@ -211,9 +236,13 @@ class Streams:
     def _open(self, ordering: Ordering | None) -> None:
         """Raises OrderMismatch, InvalidArgument if this producer cannot send to the subject."""
         if ordering is None:
-            self._refusal = OrderMismatch(f"subject {self._subject!r} is unordered: send to it with Client.producer")
+            self._refusal = OrderMismatch(
+                f"subject {self._subject!r} is unordered: send to it with Client.producer"
+            )
         elif ordering.order is Order.STRICT and self._kind == FrameKind.PRODUCE_FAST:
-            self._refusal = InvalidArgument(f"subject {self._subject!r} has strict order: its messages need acks='quorum' or 'flushed'")
+            self._refusal = InvalidArgument(
+                f"subject {self._subject!r} has strict order: its messages need acks='quorum' or 'flushed'"
+            )
         self.check_usable()
         assert ordering is not None
         self._order = ordering.order
@@ -232,8 +261,12 @@ class Streams:
             connection.moved()
 
     def _make(self, part: PhysicalPartition) -> Stream:
-        stream = Stream(part, self._new_id, unknown=self._unknown, ask_s=self._links.timing.fenced_s)
-        connection = StreamConnection(self._links, self._subject, self._kind, stream, self._load_of(part.group), self._calls)
+        stream = Stream(
+            part, self._new_id, unknown=self._unknown, ask_s=self._links.timing.fenced_s
+        )
+        connection = StreamConnection(
+            self._links, self._subject, self._kind, stream, self._load_of(part.group), self._calls
+        )
         self._connections[part.number] = connection
         connection.reach(ahead=True)
         return stream
@@ -255,14 +288,18 @@ class Streams:
         self._pump()
 
     def _reroute_open_batches(self) -> None:
-        self._open_batches.rerouted([self._connections[stream.partition.number] for stream in self._partitioner.by_lp])
+        self._open_batches.rerouted(
+            [self._connections[stream.partition.number] for stream in self._partitioner.by_lp]
+        )
 
     def _cut_unrouted(self) -> None:
         """The first route is known: distribute the waiting batches."""
         self._gather_unrouted()
         self._reroute_open_batches()
         for batch in self._unrouted.take_left():
-            batch.columns.logical_partitions = self._open_batches.keys.of_many(batch.columns.keys or ())
+            batch.columns.logical_partitions = self._open_batches.keys.of_many(
+                batch.columns.keys or ()
+            )
             self._partitioner.put_cut([batch])
         self._pump()
 
@@ -300,7 +337,10 @@ class Streams:
         self._gather_unrouted()
         for connection in self._connections.values():
             self._gather(connection)
-        for stream in [self._unrouted, *[connection.stream for connection in self._connections.values()]]:
+        for stream in [
+            self._unrouted,
+            *[connection.stream for connection in self._connections.values()],
+        ]:
             stream.drop(failure_of)
             self._take_decided(stream)
         self._answered()
@@ -379,7 +419,11 @@ class OrderedProducer(ProducerBase):
     # --- sending -------------------------------------------------------------------------------------------------------
 
     def send(
-        self, body: bytes, key: str | bytes, tags: Iterable[str] | None = None, headers: Mapping[str, str | bytes] | None = None
+        self,
+        body: bytes,
+        key: str | bytes,
+        tags: Iterable[str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
     ) -> Ticket:
         """Add a message behind earlier ones of its key; `await` the ticket to know that it is stored.
 
@@ -441,7 +485,9 @@ class OrderedProducer(ProducerBase):
             chosen[slots[lp]].append(index)
         for builder, indices in zip(list(self._open.all), chosen, strict=True):
             if indices:
-                self._extend(builder, chunks, pick(columns, indices), choose(keys, indices), indices)
+                self._extend(
+                    builder, chunks, pick(columns, indices), choose(keys, indices), indices
+                )
         return SpreadTickets(chunks)
 
     def put(self, columns: Columns, *, create_time_ms: int | None = None) -> list[TicketChunk]:
@@ -470,7 +516,12 @@ class OrderedProducer(ProducerBase):
         return chunks
 
     def _extend(
-        self, builder: BatchBuilder, chunks: list[TicketChunk], columns: Columns, keys: Sequence[Key], indices: Sequence[int]
+        self,
+        builder: BatchBuilder,
+        chunks: list[TicketChunk],
+        columns: Columns,
+        keys: Sequence[Key],
+        indices: Sequence[int],
     ) -> None:
         """Fill open batches of one stream, one after another."""
         at, count = 0, len(columns.bodies)
@@ -491,7 +542,9 @@ class OrderedProducer(ProducerBase):
                 self._close(builder)
             at = end
 
-    def _part(self, columns: Columns, keys: Sequence[Key], begin: int, end: int) -> tuple[Columns, int]:
+    def _part(
+        self, columns: Columns, keys: Sequence[Key], begin: int, end: int
+    ) -> tuple[Columns, int]:
         if end - begin < len(keys):
             columns, keys = cut(columns, begin, end), keys[begin:end]
         return columns, size_of(columns) + sum(map(len, keys))
@@ -555,7 +608,12 @@ class OrderedProducer(ProducerBase):
         columns = batch.columns
         if batch.is_bent:
             lps = stream.partition.range
-            columns = replace(columns, logical_partitions=[lps.first + lp % lps.width for lp in columns.logical_partitions or ()])
+            columns = replace(
+                columns,
+                logical_partitions=[
+                    lps.first + lp % lps.width for lp in columns.logical_partitions or ()
+                ],
+            )
         return encode(
             self._subject,
             columns,
@@ -570,7 +628,12 @@ class OrderedProducer(ProducerBase):
     def _stored(self, stream: Stream, batch: OrderedBatch, produced: Produced) -> None:
         """The batch is stored."""
         part = stream.partition
-        self._counters.stored(batch.count, batch.size, max(batch.attempts, 1), self._loop.time() - batch.until + self._timeout_s)
+        self._counters.stored(
+            batch.count,
+            batch.size,
+            max(batch.attempts, 1),
+            self._loop.time() - batch.until + self._timeout_s,
+        )
         self.stored_by_group[part.group] = self.stored_by_group.get(part.group, 0) + batch.count
         batch.claim.stored(
             batch.places,

@@ -153,7 +153,9 @@ def pick(columns: Columns, chosen: list[int]) -> Columns:
 
 
 def choose(items: Sequence[_T], chosen: Sequence[int]) -> list[_T]:
-    return list(itemgetter(*chosen)(items)) if len(chosen) > 1 else [items[index] for index in chosen]
+    return (
+        list(itemgetter(*chosen)(items)) if len(chosen) > 1 else [items[index] for index in chosen]
+    )
 
 
 WINDOW: Final = 32
@@ -187,7 +189,12 @@ class Stream(InFlightWindow[OrderedBatch]):
 
     def next(self, now: float, room: int = UNLIMITED) -> OrderedBatch | None:
         """The next batch to send. A batch gets its number when it is sent for the first time."""
-        if self.waiting and self._sent == len(self.flight) and self._may_number() and self.has_room(self.waiting[0].size, now, room):
+        if (
+            self.waiting
+            and self._sent == len(self.flight)
+            and self._may_number()
+            and self.has_room(self.waiting[0].size, now, room)
+        ):
             self._number(self.waiting.popleft())
         return super().next(now, room)
 
@@ -281,7 +288,9 @@ class Stream(InFlightWindow[OrderedBatch]):
 
     def is_late(self, now: float) -> bool:
         """Whether some batch timed out: messages that must fail with it must be `put` before `tick`."""
-        return self._earliest_until <= now and any(batch.until <= now for batch in chain(self.flight, self.waiting))
+        return self._earliest_until <= now and any(
+            batch.until <= now for batch in chain(self.flight, self.waiting)
+        )
 
     def _give_up(self) -> None:
         self._is_given_up = self._is_resending
@@ -293,23 +302,38 @@ class Stream(InFlightWindow[OrderedBatch]):
         self._sent = 0
 
     def _expire(self, now: float) -> None:
-        late = next((at for at, batch in enumerate(chain(self.flight, self.waiting)) if batch.until <= now), None)
+        late = next(
+            (at for at, batch in enumerate(chain(self.flight, self.waiting)) if batch.until <= now),
+            None,
+        )
         if late is not None:
             first = [*self.flight, *self.waiting][late]
             self._drop_from(late, lambda batch: self._too_late(batch, first))
-        self._earliest_until = min([batch.until for batch in chain(self.flight, self.waiting)], default=math.inf)
+        self._earliest_until = min(
+            [batch.until for batch in chain(self.flight, self.waiting)], default=math.inf
+        )
 
     def _too_late(self, batch: OrderedBatch, first: OrderedBatch) -> QmqError:
         if batch is first:
             return final(self._reason(batch), batch)
-        said = "it is not known whether the messages are stored" if batch.is_uncertain else "not stored"
-        text = (
-            f"{said}: partition {self.partition.number} confirmed no earlier message in time, and none overtakes it; {self._reason(first)}"
+        said = (
+            "it is not known whether the messages are stored"
+            if batch.is_uncertain
+            else "not stored"
         )
-        return DeadlineExceeded(text, outcome=Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED)
+        text = f"{said}: partition {self.partition.number} confirmed no earlier message in time, and none overtakes it; {self._reason(first)}"
+        return DeadlineExceeded(
+            text, outcome=Outcome.UNKNOWN if batch.is_uncertain else Outcome.NOT_STORED
+        )
 
     def _reason(self, batch: OrderedBatch) -> QmqError:
-        return self.trouble or batch.failure or RouteChanged(f"earlier messages to partition {self.partition.number} are not settled yet")
+        return (
+            self.trouble
+            or batch.failure
+            or RouteChanged(
+                f"earlier messages to partition {self.partition.number} are not settled yet"
+            )
+        )
 
     def drop(self, failure_of: Callable[[OrderedBatch], QmqError]) -> None:
         """Fail all batches, because they cannot be sent or the producer ends. `is_uncertain` says for each whether it may be stored."""
@@ -335,17 +359,28 @@ class Stream(InFlightWindow[OrderedBatch]):
 
     def is_troubled(self, now: float) -> bool:
         """Whether its broker group cannot take batches at the moment."""
-        return self.is_stalled or (self.trouble is not None and (not self.is_connected or now < self._rests_until or bool(self.flight)))
+        return self.is_stalled or (
+            self.trouble is not None
+            and (not self.is_connected or now < self._rests_until or bool(self.flight))
+        )
 
     @property
     def is_healthy(self) -> bool:
         """Whether it may take another partition's batches."""
-        return self.is_connected and not self.is_left and not self.is_stalled and not self.wants_route and self.trouble is None
+        return (
+            self.is_connected
+            and not self.is_left
+            and not self.is_stalled
+            and not self.wants_route
+            and self.trouble is None
+        )
 
     @property
     def has_release(self) -> bool:
         """Whether `release` would return any batch."""
-        return bool(self.waiting) or (bool(self.flight) and self.flight[0].is_certain and not self.is_left)
+        return bool(self.waiting) or (
+            bool(self.flight) and self.flight[0].is_certain and not self.is_left
+        )
 
     def release(self) -> Iterable[OrderedBatch]:
         """The batches of a troubled stream that any partition may take (best-effort order). Batches that may be stored here stay."""
@@ -379,7 +414,11 @@ class StreamPartitioner(Partitioner[Stream]):
         """Move batches from troubled streams to healthy ones. Returns the troubled streams that had any."""
         streams = self.partitions.values()
         healthy = [stream for stream in streams if stream.is_healthy]
-        giving = [stream for stream in streams if healthy and stream.has_release and stream.is_troubled(now)]
+        giving = [
+            stream
+            for stream in streams
+            if healthy and stream.has_release and stream.is_troubled(now)
+        ]
         for stream in giving:
             for batch in stream.release():
                 self.bent += 0 if batch.is_bent else batch.count

@@ -20,7 +20,9 @@ def drop(apps: Any, schema_editor: Any) -> None:
 class Migration(migrations.Migration):
     initial = True
     operations = [  # noqa: RUF012 - as Django has it
-        migrations.RunPython(create, drop, atomic=False),  # MySQL creates tables only outside of transactions
+        migrations.RunPython(
+            create, drop, atomic=False
+        ),  # MySQL creates tables only outside of transactions
         migrations.CreateModel(
             name="OutboxEntry",
             fields=[("id", models.BigAutoField(primary_key=True, serialize=False))],

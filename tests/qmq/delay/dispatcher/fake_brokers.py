@@ -155,8 +155,19 @@ class MemoryLedger:
 
     async def plan(self, draft: Draft) -> PlanAction:
         assert not self.is_closed
-        items = tuple((message.place.bucket, message.place.ordinal.to_bytes(4, "little")) for message in draft.messages)
-        plan = PlanAction(self._next, draft.subject, draft.partition, draft.broker_group, draft.producer_id, draft.batch_sequence, items)
+        items = tuple(
+            (message.place.bucket, message.place.ordinal.to_bytes(4, "little"))
+            for message in draft.messages
+        )
+        plan = PlanAction(
+            self._next,
+            draft.subject,
+            draft.partition,
+            draft.broker_group,
+            draft.producer_id,
+            draft.batch_sequence,
+            items,
+        )
         self._next += 1
         self._add("plan", plan)
         end = len(self.log)
@@ -178,12 +189,18 @@ class MemoryLedger:
     def _add(self, what: str, plan: PlanAction) -> None:
         its = places(plan)
         if what == "plan":
-            assert all(self.states.get(place, "pending") == "pending" for place in its), "planned twice"
+            assert all(self.states.get(place, "pending") == "pending" for place in its), (
+                "planned twice"
+            )
             self._open[plan.number] = plan
             self._at[plan.producer_id, plan.batch_sequence] = len(self.log)
         else:
-            assert self._open.pop(plan.number, None) == plan, f"{what}, but it is decided already, or was never planned"
-        self.states.update(dict.fromkeys(its, {"plan": "planned", "done": "done", "void": "pending"}[what]))
+            assert self._open.pop(plan.number, None) == plan, (
+                f"{what}, but it is decided already, or was never planned"
+            )
+        self.states.update(
+            dict.fromkeys(its, {"plan": "planned", "done": "done", "void": "pending"}[what])
+        )
         self.log.append((what, plan))
 
     def open(self) -> list[PlanAction]:
@@ -197,7 +214,9 @@ class MemoryLedger:
 
 def places(plan: PlanAction) -> list[SchedulePlace]:
     """The plan's messages."""
-    return [SchedulePlace(bucket, int.from_bytes(ordinal, "little")) for bucket, ordinal in plan.items]
+    return [
+        SchedulePlace(bucket, int.from_bytes(ordinal, "little")) for bucket, ordinal in plan.items
+    ]
 
 
 LPS = 8
@@ -309,7 +328,13 @@ class FakeConnection:
         self._next = 0
         self._line = Line()
 
-    def request(self, kind: int, on_answer: Callable[[Frame | QmqError], None], *buffers: bytes, timeout_s: float) -> None:
+    def request(
+        self,
+        kind: int,
+        on_answer: Callable[[Frame | QmqError], None],
+        *buffers: bytes,
+        timeout_s: float,
+    ) -> None:
         assert kind == FrameKind.PRODUCE
         loop = asyncio.get_running_loop()
         self._next += 1
@@ -319,7 +344,12 @@ class FakeConnection:
             loop.call_soon(self.answer, number, NotConnected("it ended", outcome=Outcome.UNKNOWN))
             return
         loop.call_at(self._line.at(WAY_S), self.world.arrive, self, number, b"".join(buffers))
-        loop.call_later(timeout_s, self.answer, number, NotConnected("no answer in time", outcome=Outcome.UNKNOWN))
+        loop.call_later(
+            timeout_s,
+            self.answer,
+            number,
+            NotConnected("no answer in time", outcome=Outcome.UNKNOWN),
+        )
 
     def answer(self, number: int, answer: wire.Produced | QmqError) -> None:
         on_answer = self._pending.pop(number, None)
@@ -327,7 +357,9 @@ class FakeConnection:
             if isinstance(answer, QmqError):
                 on_answer(answer)
             else:
-                on_answer(Frame(FrameKind.PRODUCED, number, 0, memoryview(wire.pack_produced([answer]))))
+                on_answer(
+                    Frame(FrameKind.PRODUCED, number, 0, memoryview(wire.pack_produced([answer])))
+                )
 
     def cut(self) -> None:
         if self.is_open:
@@ -370,7 +402,10 @@ class FakeSubject:
         self.fenced: set[int] = set()
         if is_ordered:
             width = LPS // len(groups)
-            parts = [PhysicalPartition(at + 1, LpRange(at * width, (at + 1) * width), each.name) for at, each in enumerate(groups)]
+            parts = [
+                PhysicalPartition(at + 1, LpRange(at * width, (at + 1) * width), each.name)
+                for at, each in enumerate(groups)
+            ]
             self.route = OrderedRoute(1, LPS, len(parts) + 1, tuple(parts))
 
 
@@ -388,7 +423,9 @@ class World:
         self._ids = 100
         self._pushes: list[asyncio.Queue[Pushed]] = []
 
-    def add(self, name: str = "s", *, is_ordered: bool = False, groups: Sequence[str] | None = None) -> FakeSubject:
+    def add(
+        self, name: str = "s", *, is_ordered: bool = False, groups: Sequence[str] | None = None
+    ) -> FakeSubject:
         """Add a subject, on all groups by default."""
         its = [self.groups[each] for each in groups or self.groups]
         subject = self.subjects[name] = FakeSubject(name, its, is_ordered=is_ordered)
@@ -401,7 +438,9 @@ class World:
                 group.queues.setdefault((subject.name, 0), FakeQueue(None))
         else:
             for part in subject.route.partitions:
-                self.groups[part.group].queues.setdefault((subject.name, part.number), FakeQueue(part))
+                self.groups[part.group].queues.setdefault(
+                    (subject.name, part.number), FakeQueue(part)
+                )
 
     def dispatcher(self, **options: int) -> DueDispatcher:
         """A life of a master."""
@@ -419,16 +458,31 @@ class World:
         for number in numbers:
             self.queue(subject, number).is_sealed = True
 
-    def publish(self, subject: str, sources: Sequence[int], targets: Sequence[tuple[int, int, str]], *, fenced: bool = False) -> None:
+    def publish(
+        self,
+        subject: str,
+        sources: Sequence[int],
+        targets: Sequence[tuple[int, int, str]],
+        *,
+        fenced: bool = False,
+    ) -> None:
         """Publish the next route without telling the clients. The sources are sealed now, unless they are fenced."""
         its = self.subjects[subject]
         route = its.route
         assert route is not None
         if not fenced:
             self.seal(subject, *sources)
-        made = [PhysicalPartition(route.next_number + at, LpRange(first, end), group) for at, (first, end, group) in enumerate(targets)]
-        parts = sorted([part for part in route.partitions if part.number not in sources] + made, key=lambda part: part.range)
-        its.route = OrderedRoute(route.version + 1, LPS, route.next_number + len(made), tuple(parts))
+        made = [
+            PhysicalPartition(route.next_number + at, LpRange(first, end), group)
+            for at, (first, end, group) in enumerate(targets)
+        ]
+        parts = sorted(
+            [part for part in route.partitions if part.number not in sources] + made,
+            key=lambda part: part.range,
+        )
+        its.route = OrderedRoute(
+            route.version + 1, LPS, route.next_number + len(made), tuple(parts)
+        )
         its.fenced.update(sources if fenced else ())
         self._open(its)
 
@@ -477,7 +531,12 @@ class World:
         subject = self.subjects.get(name)
         if subject is None:
             raise UnknownSubject(f"there is no subject {name!r}")
-        routes = [SubjectRoute(each.name, "" if each.is_away else each.address, each.epoch, not each.is_drained) for each in subject.groups]
+        routes = [
+            SubjectRoute(
+                each.name, "" if each.is_away else each.address, each.epoch, not each.is_drained
+            )
+            for each in subject.groups
+        ]
         if subject.route is None:
             return Placement(routes)
         return Placement(routes, Ordering(Order.STRICT, subject.route, frozenset(subject.fenced)))
@@ -486,7 +545,9 @@ class World:
         """A request arrives at a broker."""
         group, loop = connection.group, asyncio.get_running_loop()
         view = BatchView(_placed(payload), payload[ENVELOPE_BYTES:])
-        assert self.plan_log.is_committed(view.header.producer_id, view.header.batch_sequence), "sent, and not planned"
+        assert self.plan_log.is_committed(view.header.producer_id, view.header.batch_sequence), (
+            "sent, and not planned"
+        )
         if group.is_away or not connection.is_open or group.is_silent:
             return
         group.arrived.append(view)
@@ -500,9 +561,13 @@ class World:
         if fault is Fault.CUT:
             connection.cut()
         elif fault is not Fault.SILENT:
-            loop.call_later(0.7 if fault is Fault.LATE else WAY_S, connection.answer, number, answer)
+            loop.call_later(
+                0.7 if fault is Fault.LATE else WAY_S, connection.answer, number, answer
+            )
 
-    def _answer(self, connection: FakeConnection, view: BatchView, fault: Fault) -> wire.Produced | QmqError:
+    def _answer(
+        self, connection: FakeConnection, view: BatchView, fault: Fault
+    ) -> wire.Produced | QmqError:
         group = connection.group
         if connection.epoch != group.epoch:
             return NotMaster("not the master")
@@ -516,7 +581,11 @@ class World:
             base = self._store(group, view)
         except QmqError as failure:
             return failure
-        return NotMaster("written", outcome=Outcome.UNKNOWN) if fault is Fault.UNKNOWN else wire.Produced(base, 1)
+        return (
+            NotMaster("written", outcome=Outcome.UNKNOWN)
+            if fault is Fault.UNKNOWN
+            else wire.Produced(base, 1)
+        )
 
     def _store(self, group: FakeGroup, view: BatchView) -> int:
         subject = self.subjects.get(view.subject)
@@ -542,7 +611,11 @@ class World:
     def queue(self, subject: str, partition: int = 0, group: str | None = None) -> FakeQueue:
         """The only queue of that name, or the group's."""
         groups = [each for each in self.groups.values() if group in (None, each.name)]
-        return next(each.queues[subject, partition] for each in groups if (subject, partition) in each.queues)
+        return next(
+            each.queues[subject, partition]
+            for each in groups
+            if (subject, partition) in each.queues
+        )
 
     def stored(self, subject: str = "s") -> list[bytes]:
         """All bodies, partition by partition in the order of their numbers."""
@@ -550,8 +623,17 @@ class World:
 
     def views(self, subject: str = "s") -> list[BatchView]:
         """All batches, partition by partition."""
-        queues = [(number, queue) for each in self.groups.values() for (name, number), queue in each.queues.items() if name == subject]
-        return [stored.view for _, queue in sorted(queues, key=lambda each: each[0]) for stored in queue.log]
+        queues = [
+            (number, queue)
+            for each in self.groups.values()
+            for (name, number), queue in each.queues.items()
+            if name == subject
+        ]
+        return [
+            stored.view
+            for _, queue in sorted(queues, key=lambda each: each[0])
+            for stored in queue.log
+        ]
 
     def per_key(self, subject: str = "s") -> dict[bytes, list[int]]:
         """For each key the stored messages, in the order in which they are read."""

@@ -19,7 +19,10 @@ DIRECTED = int(BatchFlag.DIRECTED)
 
 
 def batcher(
-    messages: list[DueMessage], most: int = 100, size: int = 1 << 20, suspects: dict[SchedulePlace, int] | None = None
+    messages: list[DueMessage],
+    most: int = 100,
+    size: int = 1 << 20,
+    suspects: dict[SchedulePlace, int] | None = None,
 ) -> DueBatcher:
     made = DueBatcher(Limits(most, size), suspects)
     made.messages.extend(messages)
@@ -71,7 +74,11 @@ def test_suspects_go_in_batches_of_the_size_that_is_left_to_them() -> None:
     assert taken(batcher(messages, suspects=suspects)) == [[0, 1], [2, 3], [4], [5, 6, 7, 8, 9]]
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 2)), max_size=60), st.integers(1, 9), st.randoms())
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 2)), max_size=60),
+    st.integers(1, 9),
+    st.randoms(),
+)
 def test_every_message_leaves_once_each_key_in_order_and_batches_are_of_one_sort(
     kinds: list[tuple[int, int, int]], most: int, chance: random.Random
 ) -> None:
@@ -93,7 +100,9 @@ def test_every_message_leaves_once_each_key_in_order_and_batches_are_of_one_sort
     batches = taken(made)
     flat = [n for each in batches for n in each]
     assert sorted(flat) == [n for n in range(len(messages)) if n not in left]
-    assert all(len({sort_of(messages[n]) for n in each}) == 1 and len(each) <= most for each in batches)
+    assert all(
+        len({sort_of(messages[n]) for n in each}) == 1 and len(each) <= most for each in batches
+    )
     for key in {message.key for message in messages} - {b""}:
         mine = [n for n in flat if messages[n].key == key]
         assert mine == sorted(mine)

@@ -36,7 +36,14 @@ def test_delayed_messages_keep_all_fields_except_those_of_the_delay_server() -> 
         world.add()
         dispatcher = world.dispatcher()
         sent = [
-            due(1, key=b"k", tags=("a", "b"), headers={"h": b"1"}, create_time_ms=90, flags=int(BatchFlag.RECURRING | BatchFlag.ORDERED)),
+            due(
+                1,
+                key=b"k",
+                tags=("a", "b"),
+                headers={"h": b"1"},
+                create_time_ms=90,
+                flags=int(BatchFlag.RECURRING | BatchFlag.ORDERED),
+            ),
             due(2, create_time_ms=70),
         ]
         dispatcher.put(sent)
@@ -61,11 +68,21 @@ def test_directed_messages_go_in_batches_of_their_own_for_each_group() -> None:
         world = World(1)
         world.add()
         dispatcher = world.dispatcher()
-        messages = [due(n, headers={model.GROUP: b"G%d" % (n % 2)}, flags=int(BatchFlag.DIRECTED)) if n % 3 else due(n) for n in range(30)]
+        messages = [
+            due(n, headers={model.GROUP: b"G%d" % (n % 2)}, flags=int(BatchFlag.DIRECTED))
+            if n % 3
+            else due(n)
+            for n in range(30)
+        ]
         dispatcher.put(messages)
         await until(lambda: all_done(world, 30))
-        sorts = [(view.header.flags, {each.get(model.GROUP) for each in view.headers() or [{}]}) for view in world.views()]
-        assert sorted(map(repr, sorts)) == sorted(map(repr, [(0, {None}), (8, {b"G0"}), (8, {b"G1"})]))
+        sorts = [
+            (view.header.flags, {each.get(model.GROUP) for each in view.headers() or [{}]})
+            for view in world.views()
+        ]
+        assert sorted(map(repr, sorts)) == sorted(
+            map(repr, [(0, {None}), (8, {b"G0"}), (8, {b"G1"})])
+        )
         await dispatcher.stop()
 
     play(scene)
@@ -116,7 +133,13 @@ def test_unanswered_batches_stay_with_their_group_and_the_rest_goes_elsewhere() 
         world.groups["g0"].is_silent = True
         dispatcher = world.dispatcher(batch_messages=10)
         dispatcher.put([due(n) for n in range(400)])
-        await until(lambda: dispatcher.waiting == 0 and all(plan.broker_group == "g0" for plan in world.plan_log.open()), 30)
+        await until(
+            lambda: (
+                dispatcher.waiting == 0
+                and all(plan.broker_group == "g0" for plan in world.plan_log.open())
+            ),
+            30,
+        )
         stuck = world.plan_log.open()
         assert 0 < dispatcher.planned <= 80
         assert sum(len(places(plan)) for plan in stuck) == dispatcher.planned
@@ -232,7 +255,9 @@ def test_only_messages_that_are_too_large_wait_when_the_limit_is_lowered() -> No
         world.add().body_bytes_max = 100
         dispatcher = world.dispatcher()
         large = {70, 71, 300}
-        dispatcher.put([due(n, body=b"%d" % n if n not in large else b"x" * 101) for n in range(500)])
+        dispatcher.put(
+            [due(n, body=b"%d" % n if n not in large else b"x" * 101) for n in range(500)]
+        )
         await until(lambda: len(world.stored()) == 497)
         await until(lambda: dispatcher.planned == 0)
         ((_, count, why),) = dispatcher.troubles()
@@ -260,7 +285,11 @@ def test_a_subject_that_became_ordered_is_sent_to_by_its_route() -> None:
         dispatcher.put([due(100)])
         await until(lambda: sum(map(len, world.per_key().values())) == 61, 60)
         await until(lambda: dispatcher.planned == 0)
-        assert {key: [n for n in numbers if n] for key, numbers in world.per_key().items() if key != b"k"} == expected(later)
+        assert {
+            key: [n for n in numbers if n]
+            for key, numbers in world.per_key().items()
+            if key != b"k"
+        } == expected(later)
         ((_, count, why),) = dispatcher.troubles()
         assert count == 1
         assert "no key" in why
@@ -336,7 +365,9 @@ def test_a_ledger_that_refuses_a_plan_ends_all_sending() -> None:
     play(scene)
 
 
-def test_dispatchers_that_have_nothing_to_do_do_not_gather_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatchers_that_have_nothing_to_do_do_not_gather_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scene() -> None:
         world = World(1)
         dispatcher = world.dispatcher()

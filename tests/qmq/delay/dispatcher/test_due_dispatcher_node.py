@@ -27,13 +27,19 @@ KEYS = [b"key-%d" % number for number in range(50)]
 
 
 def keyed(subject: str, count: int, *, begin: int = 0) -> list[DueMessage]:
-    return [due(number, subject, key=KEYS[number % len(KEYS)], headers={"h": b"%d" % number}) for number in range(begin, begin + count)]
+    return [
+        due(number, subject, key=KEYS[number % len(KEYS)], headers={"h": b"%d" % number})
+        for number in range(begin, begin + count)
+    ]
 
 
 @asynccontextmanager
 async def delivering(mq: qmq.Client, plan_log: MemoryLedger) -> AsyncIterator[DueDispatcher]:
     """A life of a master, whose links find brokers by this client's metaservers."""
-    links = ConnectionPool(MetadataCache(lambda subject: mq.metadata.routes(subject, create=True), mq.metadata.watch), "dispatcher")
+    links = ConnectionPool(
+        MetadataCache(lambda subject: mq.metadata.routes(subject, create=True), mq.metadata.watch),
+        "dispatcher",
+    )
     dispatcher = DueDispatcher(links, plan_log, batch_messages=20, new_producer_id=ProducerIds())
     try:
         yield dispatcher
@@ -45,15 +51,25 @@ async def delivering(mq: qmq.Client, plan_log: MemoryLedger) -> AsyncIterator[Du
 
 def batches(node: Node, subject: str) -> list[BatchView]:
     """All that is stored of a subject, partition by partition in the order of their numbers."""
-    queues = [(number, queue) for (name, number), queue in node.store.queues.items() if name == subject.encode()]
-    return [view for _, queue in sorted(queues, key=lambda each: each[0]) for view in views(node, queue)]
+    queues = [
+        (number, queue)
+        for (name, number), queue in node.store.queues.items()
+        if name == subject.encode()
+    ]
+    return [
+        view for _, queue in sorted(queues, key=lambda each: each[0]) for view in views(node, queue)
+    ]
 
 
 def views(node: Node, queue: Queue) -> list[BatchView]:
     """A queue's batches, without the command message."""
     entries = queue.index.entries(queue.index.first, queue.index.count)
     end = queue.sealed.sequence if queue.sealed is not None else queue.next_sequence
-    return [BatchView.parse(b"".join(node.store.read(queue, entry))) for entry in entries if entry.base_sequence < end]
+    return [
+        BatchView.parse(b"".join(node.store.read(queue, entry)))
+        for entry in entries
+        if entry.base_sequence < end
+    ]
 
 
 def all_done(plan_log: MemoryLedger, count: int) -> bool:
@@ -62,20 +78,39 @@ def all_done(plan_log: MemoryLedger, count: int) -> bool:
 
 async def test_due_messages_of_many_subjects_are_stored_once_with_their_ids(tmp_path: Path) -> None:
     plan_log = MemoryLedger()
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, plan_log) as dispatcher:
-        messages = [message for number in range(100) for message in [due(number * 10 + at, f"s{number}") for at in range(10)]]
+    async with (
+        running(node_config(tmp_path)) as node,
+        qmq.connect(node.address) as mq,
+        delivering(mq, plan_log) as dispatcher,
+    ):
+        messages = [
+            message
+            for number in range(100)
+            for message in [due(number * 10 + at, f"s{number}") for at in range(10)]
+        ]
         dispatcher.put(messages)
         await eventually(lambda: all_done(plan_log, 1_000))
         stored = [view for number in range(100) for view in batches(node, f"s{number}")]
         ids = [each for view in stored for each in view.message_ids() or []]
         assert ids == [message.message_id for message in messages]
-        assert [body for view in stored for body in view.bodies()] == [message.body for message in messages]
-        assert (dispatcher.waiting, dispatcher.planned, dispatcher.troubles(), dispatcher.resent) == (0, 0, [], 0)
+        assert [body for view in stored for body in view.bodies()] == [
+            message.body for message in messages
+        ]
+        assert (
+            dispatcher.waiting,
+            dispatcher.planned,
+            dispatcher.troubles(),
+            dispatcher.resent,
+        ) == (0, 0, [], 0)
 
 
 async def test_consumers_see_the_message_ids_that_the_messages_had(tmp_path: Path) -> None:
     plan_log = MemoryLedger()
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, plan_log) as dispatcher:
+    async with (
+        running(node_config(tmp_path)) as node,
+        qmq.connect(node.address) as mq,
+        delivering(mq, plan_log) as dispatcher,
+    ):
         consumer = mq.consumer("s", "g")
         dispatcher.put(keyed("s", 30))
         seen = []
@@ -85,20 +120,34 @@ async def test_consumers_see_the_message_ids_that_the_messages_had(tmp_path: Pat
                 await message.ack_sync()
                 if len(seen) == 30:
                     break
-        assert [str(message.id) for message in seen] == [number.to_bytes(16, "big").hex() for number in range(30)]
-        assert [dict(message.headers) for message in seen] == [{"h": b"%d" % number} for number in range(30)]
+        assert [str(message.id) for message in seen] == [
+            number.to_bytes(16, "big").hex() for number in range(30)
+        ]
+        assert [dict(message.headers) for message in seen] == [
+            {"h": b"%d" % number} for number in range(30)
+        ]
         await consumer.close()
 
 
-async def test_an_ordered_subject_is_split_under_way_and_each_key_stays_in_order(tmp_path: Path) -> None:
+async def test_an_ordered_subject_is_split_under_way_and_each_key_stays_in_order(
+    tmp_path: Path,
+) -> None:
     plan_log = MemoryLedger()
-    async with running(node_config(tmp_path)) as node, qmq.connect(node.address) as mq, delivering(mq, plan_log) as dispatcher:
-        await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2)
+    async with (
+        running(node_config(tmp_path)) as node,
+        qmq.connect(node.address) as mq,
+        delivering(mq, plan_log) as dispatcher,
+    ):
+        await mq.metadata.create_subject(
+            SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2
+        )
         splitting: asyncio.Task[object] | None = None
         for part in range(20):
             dispatcher.put(keyed("s", 500, begin=part * 500))
             if part == 5:
-                splitting = asyncio.create_task(mq.metadata.change_route("s", split=pb.SplitOperation(partition=1)))
+                splitting = asyncio.create_task(
+                    mq.metadata.change_route("s", split=pb.SplitOperation(partition=1))
+                )
             await asyncio.sleep(0)
             if part in (5, 9):
                 await eventually(lambda: dispatcher.waiting < 1_000)
@@ -124,7 +173,9 @@ async def test_open_plans_are_stored_once_after_a_crash_also_across_a_split(tmp_
     messages, plan_log = keyed("s", 3_000), MemoryLedger()
     async with running(node_config(tmp_path)) as node:
         async with qmq.connect(node.address) as mq:
-            await mq.metadata.create_subject(SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2)
+            await mq.metadata.create_subject(
+                SubjectConfig("s", order=Order.STRICT, logical_partitions=64), partitions=2
+            )
             async with delivering(mq, plan_log) as dispatcher:
                 dispatcher.put(messages)
                 await eventually(lambda: len(plan_log.log) > 60 and len(plan_log.open()) > 3)
@@ -135,7 +186,13 @@ async def test_open_plans_are_stored_once_after_a_crash_also_across_a_split(tmp_
             assert again.open()
             for plan in again.open():
                 dispatcher.resume(plan, [by_place[place] for place in places(plan)])
-            dispatcher.put([message for message in messages if again.states.get(message.place, "pending") == "pending"])
+            dispatcher.put(
+                [
+                    message
+                    for message in messages
+                    if again.states.get(message.place, "pending") == "pending"
+                ]
+            )
             await eventually(lambda: all_done(again, 3_000))
             assert (dispatcher.planned, dispatcher.resent) == (0, 0)
         await check_order(node, messages)

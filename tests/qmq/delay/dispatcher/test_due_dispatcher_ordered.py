@@ -54,13 +54,17 @@ def test_the_rest_of_a_sealed_partition_goes_first_by_the_next_route() -> None:
         newer = keyed(400, begin=400)
         dispatcher.put(newer)
         await asyncio.sleep(1)
-        assert all(int(body) < 400 for body in world.stored() if lp(KEYS[int(body) % len(KEYS)]) < 4)
+        assert all(
+            int(body) < 400 for body in world.stored() if lp(KEYS[int(body) % len(KEYS)]) < 4
+        )
         world.publish("s", [1], [(0, 2, "g0"), (2, 4, "g1")])
         await until(lambda: all_done(world, 800))
         assert world.per_key() == expected(first + newer)
         voids = [plan.batch_sequence for what, plan in world.plan_log.log if what == "void"]
         assert len(voids) > 1
-        assert voids == sorted(voids, reverse=True), "a crash between them must leave no gap in what is open"
+        assert voids == sorted(voids, reverse=True), (
+            "a crash between them must leave no gap in what is open"
+        )
         assert world.queue("s", 1).log
         assert world.queue("s", 3).log
         assert world.queue("s", 4).log
@@ -83,7 +87,9 @@ def test_hazard_17_a_delayed_message_gets_its_route_when_it_is_due() -> None:
         dispatcher.put(keyed(24, begin=24))
         await until(lambda: all_done(world, 48))
         assert world.per_key() == expected(keyed(48))
-        assert sorted(int(body) for each in world.queue("s", 4).log for body in each.view.bodies()) == list(range(24, 48))
+        assert sorted(
+            int(body) for each in world.queue("s", 4).log for body in each.view.bodies()
+        ) == list(range(24, 48))
         assert world.queue("s", 3).log == []
         await dispatcher.stop()
         again = world.dispatcher()
@@ -112,14 +118,23 @@ def test_a_silent_fenced_partition_is_given_up_and_messages_keep_their_ids() -> 
         world.push(subjects=["s"])
         world.groups["g1"].failure = DiskFull("full")
         await until(lambda: dispatcher.resent > 0)
-        assert not any(dispatcher.withdraw(message.place) for message in messages if message.body in world.stored()), (
-            "they may be delivered"
-        )
+        assert not any(
+            dispatcher.withdraw(message.place)
+            for message in messages
+            if message.body in world.stored()
+        ), "they may be delivered"
         world.groups["g1"].failure = None
         await until(lambda: all_done(world, 60))
-        bodies = {view_id: body for view in world.views() for view_id, body in zip(view.message_ids() or [], view.bodies(), strict=True)}
+        bodies = {
+            view_id: body
+            for view in world.views()
+            for view_id, body in zip(view.message_ids() or [], view.bodies(), strict=True)
+        }
         assert bodies == {message.message_id: message.body for message in messages}
-        newer = {key: numbers[-len(expected(messages)[key]) :] for key, numbers in world.per_key().items()}
+        newer = {
+            key: numbers[-len(expected(messages)[key]) :]
+            for key, numbers in world.per_key().items()
+        }
         assert all(numbers == sorted(numbers) for numbers in newer.values())
         await dispatcher.stop()
 
@@ -165,7 +180,9 @@ def test_a_partition_that_has_forgotten_the_producer_gets_a_new_one() -> None:
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_open_plans_of_an_earlier_master_keep_their_numbers_and_are_stored_once(is_ordered: bool) -> None:
+def test_open_plans_of_an_earlier_master_keep_their_numbers_and_are_stored_once(
+    is_ordered: bool,
+) -> None:
     async def scene() -> None:
         world = World(2, [Fault.SILENT, Fault.NONE, Fault.SILENT])
         world.add(is_ordered=is_ordered)
@@ -230,15 +247,21 @@ def test_a_plan_from_before_the_order_is_given_up_if_a_message_has_no_key() -> N
     play(scene)
 
 
-async def after_crash(world: World, messages: list[DueMessage], *, kept: int | None = None, **options: int) -> Any:
+async def after_crash(
+    world: World, messages: list[DueMessage], *, kept: int | None = None, **options: int
+) -> Any:
     """Another master takes over what of the log is left, and delivers on."""
     by_place = {message.place: message for message in messages}
-    log = world.plan_log.log[: max(kept if kept is not None else len(world.plan_log.log), world.plan_log.committed)]
+    log = world.plan_log.log[
+        : max(kept if kept is not None else len(world.plan_log.log), world.plan_log.committed)
+    ]
     committed, world.plan_log = world.plan_log.committed, MemoryLedger(log)
     assert world.plan_log.committed >= committed
     dispatcher = world.dispatcher(**options)
     for plan in world.plan_log.open():
         dispatcher.resume(plan, [by_place[place] for place in places(plan)])
     states = world.plan_log.states
-    dispatcher.put([message for message in messages if states.get(message.place, "pending") == "pending"])
+    dispatcher.put(
+        [message for message in messages if states.get(message.place, "pending") == "pending"]
+    )
     return dispatcher

@@ -42,7 +42,9 @@ class Event(Enum):
     CRASH = auto()
 
 
-events = st.tuples(st.sampled_from(Event), st.integers(0, 1_000), st.sampled_from([0.0, 0.004, 0.05, 1.0]))
+events = st.tuples(
+    st.sampled_from(Event), st.integers(0, 1_000), st.sampled_from([0.0, 0.004, 0.05, 1.0])
+)
 faults = st.sampled_from([*Fault, *[Fault.NONE] * 8])
 
 
@@ -120,7 +122,10 @@ class History:
         assert route is not None
         its = [part for part in route.partitions if part.group == group]
         if its:
-            part, other = its[choice % len(its)], next(each for each in self.world.groups if each != group)
+            part, other = (
+                its[choice % len(its)],
+                next(each for each in self.world.groups if each != group),
+            )
             self.world.publish("sorted", [part.number], [(*part.range, other)], fenced=True)
             self.is_fenced = True
 
@@ -136,7 +141,11 @@ class History:
         for plan in self.world.plan_log.open():
             self.dispatcher.resume(plan, [self.messages[place] for place in places(plan)])
         states = self.world.plan_log.states
-        pending = [place for place in self.messages if states.get(place, "pending") == "pending" and place not in self.withdrawn]
+        pending = [
+            place
+            for place in self.messages
+            if states.get(place, "pending") == "pending" and place not in self.withdrawn
+        ]
         self.dispatcher.put([self.messages[place] for place in pending])
 
     async def come_to_rest(self) -> None:
@@ -151,22 +160,38 @@ class History:
         assert self.dispatcher.troubles() == []
 
     def check(self) -> None:
-        expected = {place: message for place, message in self.messages.items() if place not in self.withdrawn}
-        assert {place for place, state in self.world.plan_log.states.items() if state == "done"} == set(expected)
+        expected = {
+            place: message
+            for place, message in self.messages.items()
+            if place not in self.withdrawn
+        }
+        assert {
+            place for place, state in self.world.plan_log.states.items() if state == "done"
+        } == set(expected)
         for subject in SUBJECTS:
             bodies = list(map(int, self.world.stored(subject)))
-            mine = {place.ordinal for place, message in expected.items() if message.subject == subject}
+            mine = {
+                place.ordinal for place, message in expected.items() if message.subject == subject
+            }
             may_be_left_behind = subject == "sorted" and self.is_fenced
             assert len(bodies) == len(set(bodies)) or may_be_left_behind
-            if may_be_left_behind and self.crashes:  # who takes over does not know what a fenced partition may have: it may be cancelled
+            if (
+                may_be_left_behind and self.crashes
+            ):  # who takes over does not know what a fenced partition may have: it may be cancelled
                 mine |= set(bodies) & {place.ordinal for place in self.withdrawn}
             assert set(bodies) == mine
         for subject in SUBJECTS:
             for view in self.world.views(subject):
-                assert [int.from_bytes(each, "big") for each in view.message_ids() or []] == list(map(int, view.bodies()))
+                assert [int.from_bytes(each, "big") for each in view.message_ids() or []] == list(
+                    map(int, view.bodies())
+                )
         for numbers in self.world.per_key("sorted").values():
-            assert list(dict.fromkeys(numbers)) == sorted(set(numbers)), "what is seen first is in order"
-            assert list(dict.fromkeys(reversed(numbers))) == sorted(set(numbers), reverse=True), "and so is what is replayed"
+            assert list(dict.fromkeys(numbers)) == sorted(set(numbers)), (
+                "what is seen first is in order"
+            )
+            assert list(dict.fromkeys(reversed(numbers))) == sorted(set(numbers), reverse=True), (
+                "and so is what is replayed"
+            )
 
 
 async def unfold(history: History, script: list[tuple[Event, int, float]]) -> None:
@@ -181,7 +206,9 @@ async def unfold(history: History, script: list[tuple[Event, int, float]]) -> No
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(events, max_size=30), st.lists(faults, max_size=60))
-def test_each_message_is_stored_once_and_each_key_in_order(script: list[tuple[Event, int, float]], its: list[Fault]) -> None:
+def test_each_message_is_stored_once_and_each_key_in_order(
+    script: list[tuple[Event, int, float]], its: list[Fault]
+) -> None:
     play(lambda: unfold(History(its), script))
 
 
@@ -189,6 +216,13 @@ def test_each_message_is_stored_once_and_each_key_in_order(script: list[tuple[Ev
 def test_a_long_history_comes_to_rest(seed: int) -> None:
 
     chance = random.Random(seed)
-    script = [(chance.choice(list(Event)), chance.randrange(1_000), chance.choice([0.0, 0.004, 0.05, 1.0])) for _ in range(300)]
+    script = [
+        (
+            chance.choice(list(Event)),
+            chance.randrange(1_000),
+            chance.choice([0.0, 0.004, 0.05, 1.0]),
+        )
+        for _ in range(300)
+    ]
     its = [chance.choice([*Fault, *[Fault.NONE] * 8]) for _ in range(2_000)]
     play(lambda: unfold(History(its), script))

@@ -35,15 +35,28 @@ class Driven:
     """A window and its driver."""
 
     def __init__(self, *, is_ordered: bool = True) -> None:
-        self.window = DueWindow("g", 1 if is_ordered else 0, is_ordered=is_ordered, rules=DELAY_SERVER._replace(rest_s=lambda *_: 1.0))
+        self.window = DueWindow(
+            "g",
+            1 if is_ordered else 0,
+            is_ordered=is_ordered,
+            rules=DELAY_SERVER._replace(rest_s=lambda *_: 1.0),
+        )
         self.now = 0.0
-        self._ids, self._numbers, self._plans = itertools.count(7), itertools.count(), itertools.count(1)
+        self._ids, self._numbers, self._plans = (
+            itertools.count(7),
+            itertools.count(),
+            itertools.count(1),
+        )
         self.window.connected()
 
     def admit(self, count: int = 1, *, is_planned: bool = True) -> list[DueBatch]:
         found = []
         for _ in range(count):
-            number = self.window.number(lambda: next(self._ids)) if self.window.is_ordered else (5, next(self._numbers))
+            number = (
+                self.window.number(lambda: next(self._ids))
+                if self.window.is_ordered
+                else (5, next(self._numbers))
+            )
             batch = DueBatch(Draft("s", self.window.partition, "g", *number, [due(1)]), size=10)
             self.window.admit(batch)
             if is_planned:
@@ -56,7 +69,9 @@ class Driven:
 
     def resumed(self, producer_id: int, number: int) -> DueBatch:
         draft = Draft("s", self.window.partition, "g", producer_id, number, [due(1)])
-        batch = DueBatch(draft, PlanAction(next(self._plans), *draft[:5], ()), size=10, is_uncertain=True)
+        batch = DueBatch(
+            draft, PlanAction(next(self._plans), *draft[:5], ()), size=10, is_uncertain=True
+        )
         self.window.admit(batch)
         return batch
 
@@ -98,7 +113,9 @@ def test_no_more_than_a_window_is_planned_for_one_destination() -> None:
     assert not it.window.may_admit(it.now)
 
 
-@pytest.mark.parametrize("failure", [Overloaded("x"), DiskFull("x"), NotMaster("x"), UnknownSubject("x"), LOST])
+@pytest.mark.parametrize(
+    "failure", [Overloaded("x"), DiskFull("x"), NotMaster("x"), UnknownSubject("x"), LOST]
+)
 def test_what_may_be_taken_later_is_sent_again_in_order_one_ahead(failure: QmqError) -> None:
     it = Driven()
     first, second, third = it.admit(3)
@@ -157,7 +174,9 @@ def test_a_batch_at_fault_is_void_alone_or_in_an_order_with_all_behind_it() -> N
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_a_batch_that_may_be_stored_is_never_void_whatever_is_wrong_with_it(is_ordered: bool) -> None:
+def test_a_batch_that_may_be_stored_is_never_void_whatever_is_wrong_with_it(
+    is_ordered: bool,
+) -> None:
     it = Driven(is_ordered=is_ordered)
     batch = it.resumed(3, 4)
     for failure in (MessageTooLarge("x"), OrderMismatch("x"), Overloaded("x"), RouteChanged("x")):

@@ -15,7 +15,9 @@ class Command(BaseCommand):
     def handle(self, *arguments: Any, **options: Any) -> None:
         autodiscover_modules("listeners")
         if not registered:
-            raise CommandError("no listener is registered: write one with @listener in a module `listeners` of an installed application")
+            raise CommandError(
+                "no listener is registered: write one with @listener in a module `listeners` of an installed application"
+            )
         try:
             registered.listen_with(client())
             self.stdout.write(f"{len(registered)} listeners run")

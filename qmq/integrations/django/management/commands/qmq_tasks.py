@@ -17,22 +17,35 @@ class Command(BaseCommand):
     help = "Runs tasks of a backend of settings.TASKS, until SIGTERM or SIGINT."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--backend", default="default", help="the name in settings.TASKS (default: default)")
         parser.add_argument(
-            "--queue", action="append", help="run tasks of this queue only; may be given again (default: the backend's QUEUES)"
+            "--backend", default="default", help="the name in settings.TASKS (default: default)"
         )
-        parser.add_argument("--concurrency", type=int, default=1, help="how many tasks of a queue run at once (default: 1)")
+        parser.add_argument(
+            "--queue",
+            action="append",
+            help="run tasks of this queue only; may be given again (default: the backend's QUEUES)",
+        )
+        parser.add_argument(
+            "--concurrency",
+            type=int,
+            default=1,
+            help="how many tasks of a queue run at once (default: 1)",
+        )
 
     def handle(self, *arguments: Any, **options: Any) -> None:
         backend = task_backends[options["backend"]]
         if not isinstance(backend, TaskBackend):
-            raise CommandError(f"settings.TASKS[{options['backend']!r}] is {type(backend).__name__}, and not QMQ's TaskBackend")
+            raise CommandError(
+                f"settings.TASKS[{options['backend']!r}] is {type(backend).__name__}, and not QMQ's TaskBackend"
+            )
         queues = sorted(options["queue"] or backend.queues)
         if not queues:
             raise CommandError("the backend takes any queue: name those to run with --queue")
         workers = PendingListeners(with_connections)
         for queue in queues:
-            workers.listener(backend.subject(queue), backend.group, concurrency=options["concurrency"])(handle)
+            workers.listener(
+                backend.subject(queue), backend.group, concurrency=options["concurrency"]
+            )(handle)
         try:
             workers.listen_with(client())
             self.stdout.write(f"tasks of {', '.join(queues)} run")
